@@ -247,6 +247,8 @@ def environment(facts: Facts) -> dict[str, str]:
     Empty when the operator chose one, or when there is nothing better to say
     than what DeepGEMM falls back to. Creates the folder of links if need be.
     """
+    if operator_choice(facts) is not None:
+        return {}
     root, _ = choose(facts)
     if root is None:
         return {}
@@ -284,7 +286,10 @@ def probe(toolchain: Toolchain, timeout: float = 300.0) -> Rejected | None:
     with tempfile.TemporaryDirectory(prefix="deep-gemm-probe-") as folder:
         source, cubin = Path(folder, "probe.cu"), Path(folder, "probe.cubin")
         source.write_text(_PROBE_SOURCE)
-        command = [toolchain.nvcc, "--cubin", "-arch=sm_90a", source, "-o", cubin]
+        command = [
+            *(str(toolchain.nvcc), "--cubin", "-arch=sm_90a"),
+            *(str(source), "-o", str(cubin)),
+        ]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=timeout, check=False
@@ -324,10 +329,10 @@ def _locate(facts: Facts) -> tuple[Path, Path, str] | Rejected:
     override = facts.get(_COMPILER_VARIABLE)
     if not home.exists():
         if origin in _HOME_VARIABLES:
+            also = f" ({_COMPILER_VARIABLE} alone is not enough)" if override else ""
             return Rejected(
                 f"{origin}={home}",
-                "no such folder"
-                + (" (needed besides the compiler)" if override else ""),
+                f"no such folder{also}",
                 f"point {origin} at a CUDA toolkit, or unset it",
             )
         return Rejected(
@@ -483,7 +488,7 @@ def _move_in_place(staged: Path, final: Path, links: Mapping[str, str]) -> Path:
 
 def _is_whole(folder: Path, links: Mapping[str, str]) -> bool:
     try:
-        return all(os.readlink(folder / n) == t for n, t in links.items())
+        return all(str((folder / n).readlink()) == t for n, t in links.items())
     except OSError:
         return False
 
