@@ -19,6 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 
+def _write_zeros(tensor: Any) -> None:
+    """By a copy from the host, since ``zero_`` is a kernel and does nothing here."""
+    import torch
+
+    tensor.copy_(torch.zeros(tensor.shape, dtype=tensor.dtype))
+
+
 def _v2(module: Any) -> None:
     import functools
 
@@ -36,8 +43,8 @@ def _v2(module: Any) -> None:
         prompts = torch.as_tensor(input_batch.prefill_len_np[:count])
         done = (lengths >= prompts).to(output.num_sampled.dtype)
         output.num_sampled[:count].copy_(done)
-        output.num_rejected.zero_()
-        output.sampled_token_ids.zero_()
+        _write_zeros(output.num_rejected)
+        _write_zeros(output.sampled_token_ids)
         return output
 
     module.Sampler.__call__ = sample
@@ -51,7 +58,7 @@ def _v1(module: Any) -> None:
     @functools.wraps(original)
     def forward(*rest: Any, **named: Any) -> Any:
         output = original(*rest, **named)
-        output.sampled_token_ids.zero_()
+        _write_zeros(output.sampled_token_ids)
         return output
 
     module.Sampler.forward = forward
