@@ -144,7 +144,6 @@ def _warm_mega_moe(model: torch.nn.Module, max_tokens: int) -> None:
         return
     if not any(name in sys.modules for name in _MEGA_MOE_MODULES):
         return
-    from vllm_deep_gemm_warmup.finder import diverted
+    from vllm_deep_gemm_warmup.diversion import base_deep_gemm_warmup
 
-    base = diverted(__name__)
-    base.deepgemm_fp8_fp4_mega_moe_warmup(model, max_tokens)
+    base_deep_gemm_warmup().deepgemm_fp8_fp4_mega_moe_warmup(model, max_tokens)
