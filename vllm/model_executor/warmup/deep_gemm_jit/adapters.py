@@ -75,9 +75,10 @@ class GroupedExperts:
             layer: The MoERunner.
 
         """
+        routed: Any = layer.routed_experts
         if self._which is ExpertWeight.W13:
-            return layer.routed_experts.w13_weight, self._experts.w1_scale
-        return layer.routed_experts.w2_weight, self._experts.w2_scale
+            return routed.w13_weight, self._experts.w1_scale
+        return routed.w2_weight, self._experts.w2_scale
 
     def get_deep_gemm_warmup_specs(
         self, layer: torch.nn.Module, max_tokens: int
@@ -95,6 +96,7 @@ class GroupedExperts:
 
         if list(self._experts.block_shape) != [128, 128]:
             return Rejected(f"block size {self._experts.block_shape} is not [128, 128]")
+        routed: Any = layer.routed_experts
         weight, scale = self.get_deep_gemm_warmup_weights(layer)
         return [
             GemmSpec(
@@ -107,8 +109,7 @@ class GroupedExperts:
                 activation_scale=self._activation_scale_layout(),
                 ue8m0_cast=is_deep_gemm_e8m0_used(),
                 routing=ExpertRouting(
-                    layer.routed_experts.top_k,
-                    _uses_prefix_sum(layer.routed_experts.activation),
+                    routed.top_k, _uses_prefix_sum(routed.activation)
                 ),
             )
         ]

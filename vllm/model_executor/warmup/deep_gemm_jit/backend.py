@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from vllm.utils import deep_gemm as deep_gemm_utils
 
-from . import cache
+from .cache import CacheWatch, cache_folder
 from .calls import Call
 from .operands import Operands, allocate, dense_bytes
 from .provider import Weights
@@ -89,7 +89,7 @@ class Backend:
         self._target = target
         self._overlapping = True
         self._proven = False
-        self._folder = cache.cache_folder()
+        self._cache = CacheWatch(cache_folder())
 
     def run(
         self,
@@ -118,7 +118,6 @@ class Backend:
         for shape in shapes:
             if _keeps_failing(calls):
                 break
-            before = cache.entries(self._folder)
             start = time.perf_counter()
             failure = self._try(operands, shape)
             if failure is not None and not self._proven and self._overlapping:
@@ -131,7 +130,7 @@ class Backend:
                 Call(
                     shape.rows,
                     time.perf_counter() - start,
-                    tuple(sorted(cache.entries(self._folder) - before)),
+                    self._cache.new_entries(),
                     failure,
                 )
             )

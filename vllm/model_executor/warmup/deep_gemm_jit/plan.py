@@ -75,7 +75,7 @@ class Plan:
     """
 
     outcomes: tuple[Outcome, ...]
-    weights: Mapping[GemmSpec, Weights]
+    weights: Mapping[GemmSpec, Weights | None]
 
     @property
     def specs(self) -> tuple[GemmSpec, ...]:
@@ -95,15 +95,16 @@ def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
 
     """
     outcomes: list[Outcome] = []
-    weights: dict[GemmSpec, Weights] = {}
+    weights: dict[GemmSpec, Weights | None] = {}
     for name, module in model.named_modules():
         providers, adapted = _providers_of(module)
         if providers:
             for provider in providers:
                 outcome, operands = _ask(provider, name, module, max_tokens, adapted)
                 outcomes.append(outcome)
-                for spec in getattr(outcome, "specs", ()):
-                    weights.setdefault(spec, operands)
+                if isinstance(outcome, Registered):
+                    for spec in outcome.specs:
+                        weights.setdefault(spec, operands)
         elif (silent := _describe_silent(name, module)) is not None:
             outcomes.append(silent)
     return Plan(tuple(outcomes), weights)

@@ -23,10 +23,9 @@ def window_ends(rows: RowRange, target: Target) -> list[int]:
         target: The windows depend on its architecture.
 
     """
-    if target.major == 9:
-        step, small = _SM90_WINDOW, _FIRST_SM90_WINDOWS
-    else:
-        step, small = _OTHER_WINDOW, ()
+    is_sm90 = target.major == 9
+    step = _SM90_WINDOW if is_sm90 else _OTHER_WINDOW
+    small = _FIRST_SM90_WINDOWS if is_sm90 else ()
     ends = [end for end in small if rows.first <= end <= rows.last]
     first_multiple = -(-rows.first // step) * step
     ends.extend(range(first_multiple, rows.last + 1, step))

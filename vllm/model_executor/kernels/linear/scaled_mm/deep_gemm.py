@@ -205,7 +205,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         weight, scale = self.get_deep_gemm_warmup_weights(layer)
         if weight.ndim != 2:
             return Rejected(f"weight {tuple(weight.shape)} is not a matrix")
-        problem = shape_problem(tuple(weight.shape))
+        problem = shape_problem((weight.shape[0], weight.shape[1]))
         if problem is not None:
             return Rejected(f"DeepGEMM {problem}")
         rows = RowRange(self._first_row(), max_tokens)
