@@ -25,8 +25,10 @@ def entries(folder: pathlib.Path | None) -> frozenset[str]:
 
     An entry is built elsewhere and renamed into the folder when it is whole.
     """
+    if folder is None:
+        return frozenset()
     try:
-        return frozenset(os.listdir(folder)) if folder is not None else frozenset()
+        return frozenset(entry.name for entry in folder.iterdir())
     except FileNotFoundError:
         return frozenset()
 
