@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import vllm.envs as envs
 from vllm.config import get_current_vllm_config
+from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
 from vllm.model_executor.layers.quantization.utils.fp8_utils import (
     deepgemm_post_process_fp8_weight_block,
@@ -49,6 +50,8 @@ from .BlockScaledMMLinearKernel import (
 )
 
 __all__ = ["DeepGemmFp8BlockScaledMMKernel", "fp8_gemm_nt"]
+
+logger = init_logger(__name__)
 
 # What DeepGEMM takes (vllm.utils.deep_gemm.should_use_deepgemm_for_fp8_linear).
 _N_MULTIPLE = 64
@@ -108,6 +111,8 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
                 "VLLM_USE_DEEP_GEMM not set to 0"
             )
         problem = library_problem()
+        if problem is not None:
+            logger.warning_once("DeepGEMM is not used: %s", problem, scope="global")
         return problem is None, problem
 
     @classmethod
@@ -233,7 +238,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         return _WRAPPER_FIRST_ROW
 
     def _activation_scale_layouts(self) -> list[ScaleLayout]:
-        if DeepGemmQuantScaleFMT.from_oracle() is DeepGemmQuantScaleFMT.UE8M0:
+        if _packs_scales():
             return [ScaleLayout.PACKED_UE8M0]
         # The wrapper quantizes by itself and does not ask for TMA alignment.
         if self.dispatcher is not None or not self.quant_fp8.tma_aligned_scales:
@@ -256,9 +261,14 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         return output
 
 
+def _packs_scales() -> bool:
+    """Whether this GPU takes four UE8M0 scales in an int32 (Blackwell)."""
+    return DeepGemmQuantScaleFMT.from_oracle() is DeepGemmQuantScaleFMT.UE8M0
+
+
 def _is_converted(params: FP8BlockParams) -> bool:
     """Whether an earlier load left the scale in Blackwell's packed form."""
-    return params.block_scale.dtype == torch.int32
+    return params.block_scale.dtype == torch.int32 and _packs_scales()
 
 
 def fp8_gemm_nt(
@@ -276,10 +286,18 @@ def fp8_gemm_nt(
         options: Passed on (``is_deep_gemm_e8m0_used`` among them).
 
     Raises:
+        ValueError: A scale is packed and this GPU takes float32 scales only.
         RuntimeError: DeepGEMM failed, most often because it could not build the
             kernel.
 
     """
+    for name, (values, scale) in (("activation", a), ("weight", b)):
+        if scale.dtype == torch.int32 and not _packs_scales():
+            raise ValueError(
+                f"{name} scale (int32 {tuple(scale.shape)} of {tuple(values.shape)}): "
+                "packed UE8M0 scales are Blackwell's, this GPU takes float32 (rows, "
+                "K / 128); quantize with use_ue8m0 unpacked"
+            )
     try:
         deep_gemm_utils.fp8_gemm_nt(a, b, d, **options)
     except RuntimeError as error:
