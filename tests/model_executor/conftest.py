@@ -3,7 +3,8 @@
 import contextlib
 import json
 import logging
-import pathlib
+import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,6 +72,38 @@ def device() -> torch.device:
             pytrace=False,
         )
     return torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="session")
+def fake_nvcc_environment(
+    device: torch.device, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """This process's environment with the declared fake nvcc and an empty cache."""
+    from vllm_deep_gemm_warmup.proof import fake_nvcc
+
+    folder = tmp_path_factory.mktemp("fake-nvcc")
+    fake_nvcc.install(folder / "cuda" / "bin")
+    environ = {
+        **os.environ,
+        "CUDA_HOME": str(folder / "cuda"),
+        "DG_JIT_CACHE_DIR": str(folder / "cache"),
+    }
+    environ.pop("DG_JIT_NVCC_COMPILER", None)
+    return environ
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fake_nvcc_in_this_process(fake_nvcc_environment: dict[str, str]) -> Iterator[None]:
+    """Build with the declared fake: these tests count kernels, tests/proof runs some.
+
+    Set before DeepGEMM is imported, which then keeps its compiler.
+    """
+    assert "vllm.third_party.deep_gemm" not in sys.modules
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.delenv("DG_JIT_NVCC_COMPILER", raising=False)
+        for name in ("CUDA_HOME", "DG_JIT_CACHE_DIR"):
+            monkeypatch.setenv(name, fake_nvcc_environment[name])
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -152,13 +185,6 @@ def load(layer: torch.nn.Module) -> torch.nn.Module:
         if method is not None and hasattr(method, "process_weights_after_loading"):
             method.process_weights_after_loading(module)
     return layer
-
-
-def kernel_cache() -> pathlib.Path:
-    """DeepGEMM's cache folder of this process."""
-    import os
-
-    return pathlib.Path(os.environ["DG_JIT_CACHE_DIR"]) / "cache"
 
 
 @pytest.fixture
