@@ -1,0 +1,1 @@
+"""The patch set's own package: finder, plugin, toolchain, tools. Imports nothing."""

@@ -1,0 +1,33 @@
+"""The bases that we know. Adding one is adding a file beside this one."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Base:
+    """One vLLM release that our files were written against.
+
+    Attributes:
+        version: vLLM's version.
+        files: path below `vllm/` -> sha256 of the base file that ours stands in for.
+        wheel_sha256: file name of the wheel -> sha256 on the package index.
+        facts: what the release pins or carries -> version.
+
+    """
+
+    version: str
+    files: Mapping[str, str]
+    wheel_sha256: Mapping[str, str]
+    facts: Mapping[str, str]
+
+
+def known_bases() -> tuple[Base, ...]:
+    """Every base, oldest file name first."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return tuple(module.BASE for module in modules)

@@ -1,0 +1,66 @@
+"""The command `vllm-deep-gemm`: finds the verb, and nothing else.
+
+A verb's module is imported when the verb is used: `--help` needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PROGRAM = "vllm-deep-gemm"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One subcommand: `module:main(argv) -> exit status or None`."""
+
+    name: str
+    module: str
+    help: str
+
+
+VERBS = (
+    Verb(
+        "prove",
+        "vllm_deep_gemm_warmup.proof.run",
+        "boot `vllm serve` on the stand-in GPU and count kernels built after ready",
+    ),
+    Verb(
+        "standin",
+        "vllm_deep_gemm_warmup.standin.launcher",
+        "run a command on a Hopper GPU that is not there",
+    ),
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description="DeepGEMM kernels built before the first request."
+    )
+    commands = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb in VERBS:
+        # The verb's own parser answers --help, so this one must not.
+        command = commands.add_parser(verb.name, help=verb.help, add_help=False)
+        command.add_argument("rest", nargs=argparse.REMAINDER)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb with the arguments after it; its exit status.
+
+    Everything after the verb is handed on as it is, `--` included.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    # argparse eats a leading `--` of the rest, so it sees the verb alone.
+    chosen = build_parser().parse_args(given[:1])
+    verb = next(v for v in VERBS if v.name == chosen.verb)
+    status = importlib.import_module(verb.module).main(given[1:])
+    return int(status or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""vLLM's plugin hook: the one place that touches the environment.
+
+`vllm.general_plugins` functions run in the API server, each engine and each
+worker, before a model exists. An exception here ends the process that raises
+it, and the API server is the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping, MutableMapping
+
+from . import finder, toolchain
+from .finder import Decision
+from .overlay import SWITCH
+
+MODE = "VLLM_DEEP_GEMM_WARMUP"
+MODES = ("skip", "relax", "full")
+STRICT = "VLLM_DEEP_GEMM_WARMUP_STRICT"
+REPORT = "VLLM_DEEP_GEMM_WARMUP_REPORT"
+RETIRED = "VLLM_SKIP_DEEP_GEMM_WARMUP"
+# Says what a parent process has said already. Not a VLLM_ name: those
+# are checked against vLLM's list.
+SPOKEN = "_DEEP_GEMM_WARMUP_SPOKEN"
+
+_ASIDE = "DeepGEMM warmup patch set stands aside, stock vLLM runs"
+_CHOICES = {MODE: MODES, SWITCH: ("0", "1"), STRICT: ("0", "1")}
+
+logger = logging.getLogger("vllm.deep_gemm_warmup")
+
+
+def register() -> None:
+    """Check the settings, find a toolchain, say once if the finder stood aside.
+
+    Raises:
+        ValueError: a setting has an unknown value, or is retired.
+
+    """
+    check_settings(os.environ)
+    declare_settings()
+    decision = finder_decision()
+    if not decision.active:
+        level = logging.INFO if decision.expected else logging.WARNING
+        message = f"{_ASIDE}: {decision.reason}"
+        if claim_speech(os.environ, message):
+            logger.log(level, "%s", message)
+        return
+    os.environ.update(toolchain.environment(toolchain.read_facts()))
+    # Said aloud where a block-FP8 layer asks for it, and only there: a model
+    # without one gets no line from us.
+    logger.debug("%s", toolchain.describe_current())
+
+
+def check_settings(environ: Mapping[str, str]) -> None:
+    """Refuse what vLLM would find out after the weights are loaded, or never.
+
+    Raises:
+        ValueError: naming the variable, its value and the allowed ones.
+
+    """
+    for name, allowed in _CHOICES.items():
+        value = environ.get(name)
+        if value is not None and value not in allowed:
+            raise ValueError(
+                f"{name} ({value!r}): unknown value; set one of "
+                f"{', '.join(allowed)}, or unset it"
+            )
+    if RETIRED in environ:
+        raise ValueError(
+            f"{RETIRED} ({environ[RETIRED]!r}): retired, it has no effect; "
+            f"unset it and set {MODE} to one of {', '.join(MODES)}"
+        )
+
+
+def declare_settings() -> None:
+    """Add our variables to those that vLLM knows, or it warns of each.
+
+    The value stays None for vLLM: where a report goes must not change the key
+    of its compile cache.
+    """
+    from vllm import envs
+
+    for name in (SWITCH, STRICT, REPORT):
+        envs.environment_variables.setdefault(name, _no_compile_factor)
+
+
+def finder_decision() -> Decision:
+    """What the finder does in this process, also where there is none."""
+    installed = finder.installed()
+    if installed is None:
+        return Decision(False, expected=False, reason="its .pth line did not run")
+    return installed.decide()
+
+
+def claim_speech(environ: MutableMapping[str, str], message: str) -> bool:
+    """True for the first process of a node that has this to say.
+
+    Children inherit the claim, so eight ranks say it once. It names the host,
+    since a launcher may copy the environment to another, and the message, since
+    a parent may have said something else. Under `torchrun`, where ranks have no
+    parent of ours, local rank 0 speaks.
+    """
+    text = f"{os.uname().nodename} {message}"
+    claim = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if environ.get(SPOKEN) == claim or environ.get("LOCAL_RANK", "0") != "0":
+        return False
+    environ[SPOKEN] = claim
+    return True
+
+
+def _no_compile_factor() -> None:
+    return None
