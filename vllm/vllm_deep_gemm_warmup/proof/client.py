@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+
 from vllm_deep_gemm_warmup.proof.workload import Request
 
 

@@ -82,6 +82,12 @@ class Result:
         return tuple(found)
 
 
+def from_row(row: Mapping[str, Any]) -> Result:
+    """Return the result that ``dataclasses.asdict`` and JSON made ``row`` of."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    return Result(**values)
+
+
 def _output(*command: str) -> str | None:
     if shutil.which(command[0]) is None:
         return None
