@@ -28,6 +28,9 @@ def cells(folders: Iterable[Path], template: Settings, full: bool) -> list[Setti
     choice and with DeepGEMM alone, on the V2 runner. ``full`` adds the V1 runner.
     """
     runners = ("v2", "v1") if full else ("v2",)
+    modes = product(
+        ("deep_gemm", "default"), runners, ("eager", "graphs"), ("h100", "h20"), folders
+    )
     return [
         replace(
             template,
@@ -37,13 +40,7 @@ def cells(folders: Iterable[Path], template: Settings, full: bool) -> list[Setti
             runner=runner,
             kernel=kernel,
         )
-        for kernel, runner, mode, device, model in product(
-            ("deep_gemm", "default"),
-            runners,
-            ("eager", "graphs"),
-            ("h100", "h20"),
-            folders,
-        )
+        for kernel, runner, mode, device, model in modes
     ]
 
 

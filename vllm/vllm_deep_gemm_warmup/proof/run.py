@@ -84,7 +84,9 @@ class Result:
 
 def from_row(row: Mapping[str, Any]) -> Result:
     """Return the result that ``dataclasses.asdict`` and JSON made ``row`` of."""
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    values: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in row.items()
+    }
     return Result(**values)
 
 
