@@ -40,7 +40,7 @@ def build(n: int, k: int) -> None:
     """Leave a cache entry as DeepGEMM does: all files, the marker last."""
     folder = Path(os.environ["DG_JIT_CACHE_DIR"], "cache", f"sm90_gemm.{n:x}{k:x}")
     folder.mkdir(parents=True, exist_ok=True)
-    source = "auto p = reinterpret_cast<void*>(&sm90_gemm_impl<\n  {}, {},\n  1>);\n"
+    source = "auto p = reinterpret_cast<void*>(&sm90_gemm_impl<\n  Major::K, 0, {}, {},\n  1>);\n"
     (folder / "kernel.cu").write_text(source.format(n, k))
     (folder / "kernel.cubin").write_bytes(b"\x7fELF")
     (folder / ".committed").touch()

@@ -1,5 +1,6 @@
 """Counting: committed entries only, named by kernel and template arguments."""
 
+import json
 from pathlib import Path
 
 from vllm_deep_gemm_warmup.proof import count
@@ -30,7 +31,8 @@ def test_an_entry_is_named_by_kernel_and_arguments(tmp_path: Path) -> None:
 
     (found,) = count.deep_gemm_entries(tmp_path)
 
-    expected = "sm90_fp8_gemm_1d2d_impl<cute::UMMA::Major::K, 0, 576, 2048, 1>"
+    arguments = "cute::UMMA::Major::K, 0, 576, 2048, 1"
+    expected = f"sm90_fp8_gemm_1d2d_impl N=576 K=2048 <{arguments}>"
     assert str(found) == expected
 
 
@@ -65,10 +67,9 @@ def test_missing_folders_hold_nothing(tmp_path: Path) -> None:
 
 
 def test_compilers_are_read_from_meta_json(tmp_path: Path) -> None:
+    info = {"path": "/opt/cuda/bin/nvcc", "version": "release 13.0, V13.0.88\nBuild"}
     for name in ("a.1", "b.2"):
-        folder = entry(tmp_path, name)
-        (folder / "meta.json").write_text(
-            '{"command": "/opt/cuda/bin/nvcc kernel.cu -o k", "info": "nvcc: NVIDIA"}'
-        )
+        meta = entry(tmp_path, name) / "meta.json"
+        meta.write_text(json.dumps({"compiler_info": info}))
 
-    assert count.compilers(tmp_path) == ("/opt/cuda/bin/nvcc",)
+    assert count.compilers(tmp_path) == ("/opt/cuda/bin/nvcc V13.0.88",)

@@ -78,7 +78,7 @@ def test_a_kernel_after_ready_fails_and_is_named(
     printed = capsys.readouterr().out
     assert status == 1
     assert "1 before ready, 1 after" in printed
-    assert "sm90_gemm_impl<576, 2048, 1>" in printed
+    assert "sm90_gemm_impl N=576 K=2048 <Major::K, 0, 576, 2048, 1>" in printed
     assert "FAILED" in printed
 
 

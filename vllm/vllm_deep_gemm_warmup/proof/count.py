@@ -16,10 +16,19 @@ class Entry:
     kernel: str
     arguments: tuple[str, ...]
 
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """(N, K) of a GEMM: the arguments after the layout and M, which is 0."""
+        if "gemm" not in self.kernel or len(self.arguments) < 4:
+            return None
+        n, k = self.arguments[2:4]
+        return (int(n), int(k)) if n.isdigit() and k.isdigit() else None
+
     def __str__(self) -> str:
         if not self.arguments:
             return self.folder
-        return f"{self.kernel}<{', '.join(self.arguments)}>"
+        shape = f" N={self.shape[0]} K={self.shape[1]}" if self.shape else ""
+        return f"{self.kernel}{shape} <{', '.join(self.arguments)}>"
 
 
 @dataclass(frozen=True)
@@ -60,21 +69,10 @@ def snapshot(deep_gemm: Path, flashinfer: Path) -> Snapshot:
 
 
 def compilers(cache_dir: Path) -> tuple[str, ...]:
-    """Return the compilers that ``meta.json`` of each entry records."""
+    """Return path and version of the compilers that the entries record."""
     found: dict[str, None] = {}
     for meta in sorted(cache_dir.glob("cache/*/meta.json")):
-        for value in _strings(json.loads(meta.read_text())):
-            path = re.match(r"(\S*nvcc)\b", value)
-            if path and "/" in path[1]:
-                found[path[1]] = None
+        recorded = json.loads(meta.read_text()).get("compiler_info", {})
+        version = re.search(r"V\d[\d.]*", recorded.get("version", ""))
+        found[f"{recorded.get('path')} {version[0] if version else ''}".strip()] = None
     return tuple(found)
-
-
-def _strings(value: object) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        return [text for item in value.values() for text in _strings(item)]
-    if isinstance(value, list):
-        return [text for item in value for text in _strings(item)]
-    return []

@@ -53,6 +53,7 @@ def _own(settings: Settings, where: Caches) -> dict[str, str]:
         "DG_JIT_CACHE_DIR": where.deep_gemm,
         "TRTLLM_DG_CACHE_DIR": where.flashinfer_deep_gemm,
         "TRITON_CACHE_DIR": where.private / "triton",
+        "TORCHINDUCTOR_CACHE_DIR": where.private / "inductor",
         "XDG_CACHE_HOME": where.private / "other",
         "FLASHINFER_WORKSPACE_BASE": where.flashinfer,
         "TMPDIR": where.scratch / "tmp",
@@ -80,16 +81,15 @@ def server_environment(
     find. On the stock side, and beside the fake (which cannot build FlashInfer's own
     module), it is found here, the same way.
     """
-    environ = dict(base_env) | _own(settings, where)
+    environ = dict(base_env)
     if settings.device != REAL:
         from vllm_deep_gemm_warmup import standin
 
         environ = standin.environment(
-            settings.device,
-            devices=settings.tp,
-            cache_dir=where.private,
-            base_env=environ,
+            settings.device, devices=settings.tp, base_env=base_env
         )
+    # Last: the stand-in's own build belongs to the user's cache, not to one run's.
+    environ |= _own(settings, where)
     if settings.stock or settings.nvcc == "fake":
         from vllm_deep_gemm_warmup import toolchain
 

@@ -146,6 +146,7 @@ def serve_command(settings: Settings, port: int) -> list[str]:
         "--load-format=dummy",
         "--skip-tokenizer-init",
         "--no-enable-prefix-caching",
+        "--disable-uvicorn-access-log",
         f"--max-num-batched-tokens={settings.limit}",
         f"--max-model-len={workload.longest(settings.limit)}",
         f"--tensor-parallel-size={settings.tp}",
