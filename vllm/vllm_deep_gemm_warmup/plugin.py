@@ -43,8 +43,11 @@ def register() -> None:
     decision = finder_decision()
     if not decision.active:
         level = logging.INFO if decision.expected else logging.WARNING
+        # The API server loads plugins before it configures logging, and a
+        # forked engine never loads them again: a warning is heard even so.
+        heard = level >= logging.WARNING or logger.hasHandlers()
         message = f"{_ASIDE}: {decision.reason}"
-        if claim_speech(os.environ, message):
+        if heard and claim_speech(os.environ, message):
             logger.log(level, "%s", message)
         return
     os.environ.update(toolchain.environment(toolchain.read_facts()))

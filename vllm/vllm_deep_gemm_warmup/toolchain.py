@@ -46,7 +46,7 @@ _DRIVER_FOLDERS = (
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib64",
 )
-_PINS = (
+PINS = (
     "nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 "
     "nvidia-cuda-cccl==13.0.85 nvidia-cuda-runtime==13.0.96"
 )
@@ -200,7 +200,7 @@ def describe(facts: Facts) -> Toolchain | Rejected:
             probed,
             f"nvcc {_dotted(answer)} does not fit the CUDA {_dotted(headers)} "
             "headers beside it, no kernel would compile",
-            f"pip install {_PINS}",
+            f"pip install {PINS}",
         )
     missing = _missing_host_compiler(facts)
     if missing:
@@ -339,7 +339,7 @@ def _locate(facts: Facts) -> tuple[Path, Path, str] | Rejected:
             "no nvcc",
             "there is no CUDA toolkit: CUDA_HOME and CUDA_PATH are unset, no nvcc "
             f"on PATH, no {home}",
-            f"pip install {_PINS}, or set CUDA_HOME",
+            f"pip install {PINS}, or set CUDA_HOME",
         )
     nvcc = Path(override) if override else home / "bin" / "nvcc"
     origin = _COMPILER_VARIABLE if override else origin
@@ -500,5 +500,5 @@ def _dotted(version: Version) -> str:
 def _remedy_other() -> str:
     return (
         f"set CUDA_HOME to a CUDA toolkit {_dotted(OLDEST_NVCC)} or newer, or unset "
-        f"CUDA_HOME, CUDA_PATH and {_COMPILER_VARIABLE} and pip install {_PINS}"
+        f"CUDA_HOME, CUDA_PATH and {_COMPILER_VARIABLE} and pip install {PINS}"
     )

@@ -32,6 +32,6 @@ BASE = Base(
         "flashinfer-python": "0.7.2.post1",
         "compressed-tensors": "0.17.0",
         "deep_gemm": "2.8.1",
-        "cuda-toolkit": "13.0.3",
+        "cuda-toolkit": "13.0.3.0",
     },
 )

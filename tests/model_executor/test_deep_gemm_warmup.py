@@ -1,0 +1,510 @@
+"""Layers register what they run; the warmup builds that and names the rest."""
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import (
+    FP8BlockParams,
+)
+from vllm.model_executor.kernels.linear.scaled_mm.deep_gemm import (
+    DeepGemmFp8BlockScaledMMKernel,
+    shape_problem,
+)
+from vllm.model_executor.warmup.deep_gemm_jit.plan import (
+    Plan,
+    Registered,
+    Skipped,
+    Unregistered,
+    make_plan,
+)
+from vllm.model_executor.warmup.deep_gemm_jit.spec import RowRange
+from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
+
+from .conftest import COMPRESSED_TENSORS, FP8, MODELOPT, load
+
+LIMIT = 512
+MakeLinear = Callable[..., torch.nn.Module]
+ORIGINS = {"fp8": FP8, "compressed-tensors": COMPRESSED_TENSORS, "modelopt": MODELOPT}
+
+
+def model_of(**layers: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.ModuleDict(layers)
+
+
+def plan_of(**layers: torch.nn.Module) -> Plan:
+    return make_plan(model_of(**layers), LIMIT)
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Select DeepGEMM for every row count."""
+    monkeypatch.setenv("VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER", "0")
+
+
+# Registration, by origin
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("kernel", ["plain", "wrapper"])
+def test_a_layer_of_every_origin_registers(
+    linear: MakeLinear, origin: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flashinfer = "1" if kernel == "wrapper" else "0"
+    monkeypatch.setenv("VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER", flashinfer)
+    (outcome,) = plan_of(proj=load(linear(256, 128, ORIGINS[origin]))).outcomes
+    assert isinstance(outcome, Registered)
+    assert {(spec.n, spec.k) for spec in outcome.specs} == {(256, 128)}
+    first = 32 if kernel == "wrapper" else 1
+    assert {spec.rows for spec in outcome.specs} == {RowRange(first, LIMIT)}
+
+
+def test_a_quark_layer_registers(linear: MakeLinear, plain: None) -> None:
+    weight = {
+        "dtype": "fp8_e4m3",
+        "qscheme": "per_block",
+        "weight_block_size": [128, 128],
+        "is_dynamic": False,
+        "symmetric": True,
+    }
+    activation = {
+        "dtype": "fp8_e4m3",
+        "qscheme": "per_group",
+        "group_size": 128,
+        "is_dynamic": True,
+        "symmetric": True,
+    }
+    quark = {
+        "quant_method": "quark",
+        "export": {"kv_cache_group": [], "pack_method": "order"},
+        "global_quant_config": {
+            "weight": weight,
+            "input_tensors": activation,
+            "output_tensors": None,
+            "bias": None,
+        },
+        "layer_quant_config": {},
+        "layer_type_quant_config": {},
+        "exclude": [],
+    }
+    (outcome,) = plan_of(proj=load(linear(256, 128, quark))).outcomes
+    assert isinstance(outcome, Registered)
+
+
+def test_an_online_quantized_layer_registers(linear: MakeLinear, plain: None) -> None:
+    from vllm.model_executor.layers.quantization.online.fp8 import (
+        Fp8PerBlockOnlineLinearMethod,
+    )
+
+    layer = linear(256, 128, FP8)
+    layer.quant_method = method = Fp8PerBlockOnlineLinearMethod()
+    for name in list(layer._parameters):
+        del layer._parameters[name]
+    method.create_weights(layer, 128, [256], 128, 256, torch.bfloat16)
+    (outcome,) = plan_of(proj=load(layer)).outcomes
+    assert isinstance(outcome, Registered)
+
+
+def test_a_block_fp8_lm_head_registers(
+    vllm_config: Any, device: torch.device, plain: None
+) -> None:
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    from .conftest import engine, quantization_config
+
+    with engine(vllm_config, device):
+        head = ParallelLMHead(
+            512,
+            256,
+            quant_config=quantization_config(
+                {
+                    **COMPRESSED_TENSORS,
+                    "config_groups": {
+                        "group_0": {
+                            **COMPRESSED_TENSORS["config_groups"]["group_0"],
+                            "targets": ["re:.*lm_head"],
+                        }
+                    },
+                }
+            ),
+            prefix="lm_head",
+        )
+    (outcome,) = plan_of(lm_head=load(head)).outcomes
+    assert isinstance(outcome, Registered)
+    assert (outcome.specs[0].n, outcome.specs[0].k) == (512, 256)
+
+
+@pytest.mark.parametrize("n", [64, 192, 576, 2112])
+def test_n_divisible_by_64_only_is_covered(
+    linear: MakeLinear, plain: None, n: int
+) -> None:
+    layer = load(linear(n, 7168, FP8))
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Registered)
+    assert outcome.specs[0].weight_scale.shape == (-(-n // 128), 56)
+
+
+@pytest.mark.parametrize("n", [2072, 100])
+def test_selection_and_warmup_share_one_predicate(
+    linear: MakeLinear, plain: None, n: int
+) -> None:
+    """G08: what DeepGEMM does not take is not selected, and not warmed."""
+    problem = shape_problem((n, 7168))
+    assert problem is not None
+    assert f"N={n} K=7168" in problem
+    (outcome,) = plan_of(proj=load(linear(n, 7168, FP8))).outcomes
+    assert isinstance(outcome, Skipped)
+    assert "it runs on" in outcome.reason
+
+
+def test_the_predicate_takes_shapes_and_not_tensors() -> None:
+    """G24."""
+    assert shape_problem((2048, 2048)) is None
+    tensor = torch.empty(2048, 2048, dtype=torch.float8_e4m3fn)
+    with pytest.raises(TypeError, match=r"pass tensor\.shape"):
+        shape_problem(tensor)  # type: ignore[arg-type]
+
+
+def test_modelopt_is_warmed_with_its_padded_last_block(
+    linear: MakeLinear, plain: None
+) -> None:
+    (outcome,) = plan_of(proj=load(linear(2112, 256, MODELOPT))).outcomes
+    assert isinstance(outcome, Registered)
+    assert outcome.specs[0].n == 2176
+
+
+def test_a_block_shape_given_as_a_tuple_counts(linear: MakeLinear, plain: None) -> None:
+    layer = load(linear(256, 128, FP8))
+    layer.weight_block_size = (128, 128)
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Registered)
+
+
+def test_another_block_size_is_skipped_with_the_reason(
+    linear: MakeLinear, plain: None
+) -> None:
+    layer = load(linear(256, 128, FP8))
+    layer.weight_block_size = [1, 32]
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Skipped)
+    assert "[1, 32]" in outcome.reason
+
+
+def test_bmm_layers_are_converted_and_not_stamped(
+    linear: MakeLinear, plain: None
+) -> None:
+    layer = linear(256, 128, FP8)
+    layer.is_bmm, layer.bmm_batch_size = True, 2
+    load(layer)
+    assert layer.weight.shape == (2, 128, 128)
+    assert not hasattr(layer, "deep_gemm_warmup_provider")
+    (outcome,) = plan_of(wo_a=layer).outcomes
+    assert isinstance(outcome, Skipped)
+    assert "fp8_einsum" in outcome.reason
+
+
+def test_marlin_layers_register_nothing(
+    linear: MakeLinear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.kernels.linear import MarlinFP8ScaledMMLinearKernel
+
+    monkeypatch.setenv(
+        "VLLM_DISABLED_KERNELS",
+        "FlashInferFp8DeepGEMMDynamicBlockScaledKernel,DeepGemmFp8BlockScaledMMKernel,"
+        "CutlassFp8BlockScaledMMKernel,B12xFp8BlockScaledMMKernel",
+    )
+    monkeypatch.setenv("VLLM_TEST_FORCE_FP8_MARLIN", "1")
+    layer = linear(256, 128, FP8)
+    assert isinstance(layer.quant_method.fp8_linear, MarlinFP8ScaledMMLinearKernel)
+    load(layer)
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Skipped)
+    assert "Marlin" in outcome.reason
+
+
+# The scale
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
+def test_the_scale_is_found_under_either_name(name: str) -> None:
+    layer = torch.nn.Module()
+    layer.weight = torch.empty(256, 128, dtype=torch.float8_e4m3fn)
+    scale = torch.ones(2, 1)
+    setattr(layer, name, scale)
+    params = FP8BlockParams.from_layer(layer)
+    assert params.block_scale_attr == name
+    assert params.block_scale is scale
+
+
+def test_a_kernel_with_names_of_its_own_is_asked_and_not_probed(
+    linear: MakeLinear, plain: None
+) -> None:
+    """G06: the accessor is the kernel's, so a third name works."""
+    layer = load(linear(256, 128, FP8))
+    provider = layer.deep_gemm_warmup_provider
+
+    class ThirdName(DeepGemmFp8BlockScaledMMKernel):
+        def _get_layer_params(
+            self, layer: torch.nn.Module, **kwargs: Any
+        ) -> FP8BlockParams:
+            return FP8BlockParams(
+                weight=layer.weight,
+                weight_scale_inv=layer.renamed,
+                weight_scale=None,
+                input_scale=None,
+                input_scale_ub=None,
+            )
+
+    layer.renamed = layer.weight_scale_inv
+    del layer._parameters["weight_scale_inv"]
+    provider.__class__ = ThirdName
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Registered)
+    assert outcome.specs[0].weight_scale.shape == (2, 1)
+
+
+def test_no_scale_is_an_error_that_names_the_layer_and_all_shapes(
+    linear: MakeLinear, plain: None
+) -> None:
+    layer = linear(256, 128, FP8, prefix="layers.7.mlp.up")
+    del layer._parameters["weight_scale_inv"]
+    with pytest.raises(ValueError) as error:
+        load(layer)
+    message = str(error.value)
+    assert "layers.7.mlp.up" in message
+    assert "weight (256, 128)" in message
+    assert "weight_scale_inv absent, weight_scale absent" in message
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        (torch.ones(3, 1), r"expected \(2, 1\)"),
+        (torch.ones(2, 1, dtype=torch.bfloat16), "bfloat16, expected float32"),
+    ],
+    ids=["rows", "dtype"],
+)
+def test_a_scale_that_does_not_fit_is_refused_while_loading(
+    linear: MakeLinear, plain: None, scale: torch.Tensor, expected: str
+) -> None:
+    layer = linear(256, 128, FP8, prefix="layers.7.mlp.up")
+    layer.weight_scale_inv.data = scale.to(layer.weight.device)
+    with pytest.raises(ValueError, match=expected) as error:
+        load(layer)
+    assert "layers.7.mlp.up" in str(error.value)
+    assert not hasattr(layer, "deep_gemm_warmup_provider")
+
+
+def test_two_scales_are_named_and_the_loaders_own_is_used(
+    linear: MakeLinear, plain: None, caplog_vllm: pytest.LogCaptureFixture
+) -> None:
+    layer = linear(256, 128, FP8, prefix="layers.7.mlp.up")
+    layer.weight_scale = torch.ones(2, 1, device=layer.weight.device)
+    load(layer)
+    assert "layers.7.mlp.up" in caplog_vllm.text
+    assert "both names are set; weight_scale_inv is used" in caplog_vllm.text
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Registered)
+
+
+# Layers that should have registered
+
+
+def test_a_loader_that_bypasses_the_hook_is_named(
+    linear: MakeLinear, plain: None
+) -> None:
+    """G07: the class of fault, silence, is closed."""
+    plan = plan_of(
+        loaded=load(linear(2048, 2048, MODELOPT)), bypassed=linear(2048, 2048, MODELOPT)
+    )
+    (unregistered,) = plan.select(Unregistered)
+    assert unregistered.name == "bypassed"
+    assert "process_weights_after_loading did not run" in unregistered.reason
+
+
+def test_a_bypassed_wrapper_is_named(linear: MakeLinear) -> None:
+    (outcome,) = plan_of(bypassed=linear(256, 128, FP8)).outcomes
+    assert isinstance(outcome, Unregistered)
+    assert "FlashInferFp8DeepGEMMDynamicBlockScaledKernel" in outcome.reason
+
+
+def test_a_provider_that_raises_is_one_row_and_the_rest_goes_on(
+    linear: MakeLinear, plain: None
+) -> None:
+    class Broken:
+        def get_deep_gemm_warmup_weights(self, layer: torch.nn.Module) -> None: ...
+
+        def get_deep_gemm_warmup_specs(
+            self, layer: torch.nn.Module, max_tokens: int
+        ) -> None:
+            raise RuntimeError("no idea")
+
+    broken = torch.nn.Module()
+    broken.deep_gemm_warmup_provider = Broken()
+    nothing = torch.nn.Module()
+    nothing.deep_gemm_warmup_provider = object()
+    plan = plan_of(a=broken, b=nothing, c=load(linear(256, 128, FP8)))
+    assert [outcome.name for outcome in plan.select(Unregistered)] == ["a", "b"]
+    assert "no idea" in plan.select(Unregistered)[0].reason
+    assert [outcome.name for outcome in plan.select(Registered)] == ["c"]
+
+
+# Loading more than once
+
+
+def test_the_last_load_is_the_truth(linear: MakeLinear, plain: None) -> None:
+    layer = load(linear(256, 128, FP8))
+    first = plan_of(proj=layer)
+    load(layer)
+    assert plan_of(proj=layer) == first
+
+
+def test_a_reload_onto_another_kernel_takes_the_stamp_back(
+    linear: MakeLinear, plain: None
+) -> None:
+    from vllm.model_executor.kernels.linear import TritonFp8BlockScaledMMKernel
+
+    layer = load(linear(256, 128, FP8))
+    method = layer.quant_method
+    method.fp8_linear = TritonFp8BlockScaledMMKernel(method.fp8_linear.config)
+    load(layer)
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Skipped)
+    assert "TritonFp8BlockScaledMMKernel" in outcome.reason
+
+
+def test_a_kernel_that_leaves_a_stale_stamp_is_seen_through(
+    linear: MakeLinear, plain: None
+) -> None:
+    from vllm.model_executor.kernels.linear import TritonFp8BlockScaledMMKernel
+
+    layer = load(linear(256, 128, FP8))
+    method = layer.quant_method
+    method.fp8_linear = TritonFp8BlockScaledMMKernel(method.fp8_linear.config)
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Skipped)
+
+
+def test_tied_and_replaced_parameters_double_nothing(
+    linear: MakeLinear, plain: None
+) -> None:
+    one, other = load(linear(256, 128, FP8)), load(linear(256, 128, FP8))
+    other.weight, other.weight_scale_inv = one.weight, one.weight_scale_inv
+    replaced = load(linear(256, 128, FP8))
+    replaced.weight = torch.nn.Parameter(
+        replaced.weight.detach().clone(), requires_grad=False
+    )
+    plan = plan_of(one=one, other=other, replaced=replaced, again=one)
+    assert len(plan.select(Registered)) == 3
+    assert len(plan.specs) == 1
+
+
+# The engine's entry
+
+
+def run(
+    model: torch.nn.Module,
+    limit: int,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[str, Any]:
+    path = tmp_path / "report.json"
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_REPORT", str(path))
+    deep_gemm_warmup(model, limit)
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+def test_three_origins_are_warmed_and_two_layers_are_left_out(
+    linear: MakeLinear,
+    plain: None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """G01."""
+    other_block = load(linear(256, 128, FP8))
+    other_block.weight_block_size = [1, 32]
+    bmm = linear(256, 128, FP8)
+    bmm.is_bmm, bmm.bmm_batch_size = True, 2
+    model = model_of(
+        fp8=load(linear(256, 128, FP8)),
+        ct=load(linear(256, 128, COMPRESSED_TENSORS)),
+        mo=load(linear(256, 128, MODELOPT)),
+        mx=other_block,
+        wo_a=load(bmm),
+    )
+    report = run(model, LIMIT, tmp_path, monkeypatch)
+    assert report["layers"]["registered"] == 3
+    assert [skip["name"] for skip in report["layers"]["skipped"]] == ["mx", "wo_a"]
+    assert all(skip["reason"] for skip in report["layers"]["skipped"])
+    assert report["layers"]["unregistered"] == []
+    assert report["kernels"]["built"] > 0
+
+
+def test_a_second_engine_with_a_larger_limit_gets_its_kernels(
+    linear: MakeLinear,
+    plain: None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of(proj=load(linear(1024, 1024, FP8)))
+    assert run(model, 32, tmp_path, monkeypatch)["kernels"]["built"] > 0
+    assert run(model, 32, tmp_path, monkeypatch)["kernels"]["built"] == 0
+    assert run(model, 8192, tmp_path, monkeypatch)["kernels"]["built"] > 0
+
+
+def test_a_model_without_fp8_layers_is_left_alone(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog_vllm: pytest.LogCaptureFixture,
+) -> None:
+    """G15, G16: no library call, no import, no log line, no report."""
+    path = tmp_path / "report.json"
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_REPORT", str(path))
+    deep_gemm_warmup(torch.nn.Linear(2048, 2048, dtype=torch.bfloat16), LIMIT)
+    assert caplog_vllm.text == ""
+    assert not path.exists()
+
+
+def test_all_layers_on_another_kernel_is_a_visible_warning(
+    linear: MakeLinear,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog_vllm: pytest.LogCaptureFixture,
+) -> None:
+    """G02."""
+    monkeypatch.setenv(
+        "VLLM_DISABLED_KERNELS",
+        "FlashInferFp8DeepGEMMDynamicBlockScaledKernel,DeepGemmFp8BlockScaledMMKernel",
+    )
+    deep_gemm_warmup(model_of(proj=load(linear(256, 128, FP8))), LIMIT)
+    assert "none is registered" in caplog_vllm.text
+
+
+def test_strictness_ends_the_start_and_names_the_layer(
+    linear: MakeLinear, plain: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_STRICT", "1")
+    with pytest.raises(RuntimeError, match="bypassed"):
+        deep_gemm_warmup(model_of(bypassed=linear(256, 128, FP8)), LIMIT)
+
+
+def test_a_warmup_that_breaks_does_not_end_the_start(
+    linear: MakeLinear,
+    plain: None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog_vllm: pytest.LogCaptureFixture,
+) -> None:
+    """G16: the report's folder is a file."""
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_REPORT", str(blocker / "report.json"))
+    model = model_of(proj=load(linear(256, 128, FP8)))
+    deep_gemm_warmup(model, LIMIT)
+    assert "the engine starts" in caplog_vllm.text
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_STRICT", "1")
+    with pytest.raises(OSError, match="file"):
+        deep_gemm_warmup(model, LIMIT)

@@ -1,0 +1,100 @@
+"""The sampled rows take exactly the kernels that all rows take.
+
+Asked of DeepGEMM itself: the warmup's calls and a sweep of every M, in both
+orders. What the second of them builds is missing from the first.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+SWEEP = pathlib.Path(__file__).with_name("sweep.py")
+# Neither all multiples of 64 nor all others; ascending, as the script wants.
+LIMITS = [100, 1000, 2048, 8192]
+SM_COUNTS = [132, 114, 78]
+WRAPPER = {"first": 32, "layout": "column-major"}
+PLAIN = {"first": 1, "layout": "column-major-tma-aligned"}
+
+# (N, K) by model and layer; sources: the models' public config.json files.
+SHAPES = {
+    "Qwen3-0.6B qkv": (4096, 1024),
+    "Qwen3-0.6B o": (1024, 2048),
+    "Qwen3-0.6B gate_up": (6144, 1024),
+    "Qwen3-0.6B down": (1024, 3072),
+    "Qwen3-8B qkv": (6144, 4096),
+    "Qwen3-8B o": (4096, 4096),
+    "Qwen3-8B gate_up": (24576, 4096),
+    "Qwen3-8B down": (4096, 12288),
+    "Llama-3.1-8B gate_up": (28672, 4096),
+    "Llama-3.1-8B down": (4096, 14336),
+    "Llama-3.1-70B TP8 gate_up": (7168, 8192),
+    "Llama-3.1-70B TP8 down": (8192, 3584),
+    "DeepSeek-V3 fused_qkv_a": (2112, 7168),
+    "DeepSeek-V3 kv_a": (576, 7168),
+    "DeepSeek-V3 TP8 q_b": (3072, 1536),
+    "DeepSeek-V3 TP8 kv_b": (4096, 512),
+    "DeepSeek-V3 TP8 o": (7168, 2048),
+    "DeepSeek-V3 TP8 shared gate_up": (512, 7168),
+    "DeepSeek-V3 TP8 shared down": (7168, 256),
+    "DeepSeek-V3 TP8 dense gate_up": (4608, 7168),
+    "DeepSeek-V3 TP8 dense down": (7168, 2304),
+    "Qwen3-Next shared down TP4": (2048, 128),
+}
+DEFAULT = ["Qwen3-0.6B qkv", "DeepSeek-V3 kv_a", "Qwen3-Next shared down TP4"]
+
+
+def cases(names: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "n": n, "k": k, "sms": sms, "limits": LIMITS, **kernel}
+        for name in names
+        for n, k in (SHAPES[name],)
+        for sms in SM_COUNTS
+        for kernel in (WRAPPER, PLAIN)
+    ]
+
+
+def sweep(
+    cases: list[dict[str, Any]], *, sweep_first: bool, environ: dict[str, str]
+) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(SWEEP),
+            json.dumps({"cases": cases, "sweep_first": sweep_first}),
+        ],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+@pytest.mark.parametrize("sweep_first", [False, True], ids=["missing", "unneeded"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(DEFAULT, id="three-shapes"),
+        pytest.param(
+            [name for name in SHAPES if name not in DEFAULT],
+            id="all-shapes",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_sampled_rows_and_all_rows_take_the_same_kernels(
+    names: list[str], sweep_first: bool, fake_nvcc_environment: dict[str, str]
+) -> None:
+    wanted = cases(names)
+    results = sweep(wanted, sweep_first=sweep_first, environ=fake_nvcc_environment)
+    assert len(results) == len(wanted)
+    for result in results:
+        assert result["failures"] == [], result["name"]
+        assert result["second"] == [], result
+    assert sum(len(result["first"]) for result in results) > len(names)

@@ -1,0 +1,105 @@
+"""The report names what failed, what was left out and what was not heard of."""
+
+import json
+import pathlib
+
+from vllm.model_executor.warmup.deep_gemm_jit.calls import Call
+from vllm.model_executor.warmup.deep_gemm_jit.plan import (
+    Outcome,
+    Registered,
+    Skipped,
+    Unregistered,
+)
+from vllm.model_executor.warmup.deep_gemm_jit.report import (
+    Report,
+    SpecResult,
+    write_json,
+)
+from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    EntryPoint,
+    GemmSpec,
+    RowRange,
+    ScaleLayout,
+    Target,
+    TensorLayout,
+)
+
+SPEC = GemmSpec(
+    entry_point=EntryPoint.FP8_GEMM_NT,
+    n=576,
+    k=7168,
+    groups=1,
+    rows=RowRange(32, 8192),
+    weight_scale=TensorLayout((5, 56), (56, 1), "float32"),
+    activation_scale=ScaleLayout.COLUMN_MAJOR,
+    ue8m0_cast=True,
+)
+
+
+def report(*outcomes: Outcome, calls: tuple[Call, ...] = ()) -> Report:
+    results = (SpecResult(SPEC, ("layers.0.qkv",), calls),) if calls else ()
+    return Report(outcomes, results, 8192, "relax", Target(9, 0, 132), 1.25)
+
+
+REGISTERED = Registered("layers.0.qkv", (SPEC,))
+BUILT = Call(64, 2.0, ("sm90_fp8_gemm.0a", "transpose.0b"))
+LOADED = Call(128, 0.001, ())
+
+
+def test_one_line_when_all_is_well() -> None:
+    well = report(REGISTERED, calls=(BUILT, LOADED))
+    assert well.problems() == []
+    assert well.summary() == (
+        "DeepGEMM warmup: 1 layers, 1 shapes, 2 kernels built, 1.2 s"
+    )
+
+
+def test_a_full_cache_says_so() -> None:
+    assert (
+        "all kernels found in the cache"
+        in report(REGISTERED, calls=(LOADED,)).summary()
+    )
+
+
+def test_a_failed_kernel_is_named_with_spec_rows_and_reason() -> None:
+    failed = Call(192, 3.0, (), "nvcc exited with 1\n  see log")
+    (line,) = report(REGISTERED, calls=(BUILT, failed)).problems()
+    assert "fp8_gemm_nt N=576 K=7168" in line
+    assert "M=192" in line
+    assert "nvcc exited with 1 see log" in line
+
+
+def test_layers_that_did_not_register_are_named_once_a_reason() -> None:
+    names = [f"layers.{i}.mlp" for i in range(5)]
+    (line,) = report(
+        REGISTERED, *(Unregistered(name, "hook bypassed") for name in names)
+    ).problems()
+    assert "layers.0.mlp" in line
+    assert "and 2 more" in line
+    assert "hook bypassed" in line
+
+
+def test_a_block_fp8_model_without_any_registration_is_a_warning() -> None:
+    (line,) = report(Skipped("layers.0.mlp", "it runs on Marlin")).problems()
+    assert "none is registered" in line
+    assert "it runs on Marlin" in line
+
+
+def test_skipped_layers_beside_registered_ones_are_no_problem() -> None:
+    assert report(REGISTERED, Skipped("x", "is_bmm"), calls=(BUILT,)).problems() == []
+
+
+def test_json_holds_the_counts_and_replaces_the_file_whole(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "new" / "report.json"
+    failed = Call(192, 3.0, (), "nvcc exited with 1")
+    write_json(report(REGISTERED, Skipped("x", "is_bmm"), calls=(BUILT, failed)), path)
+    value = json.loads(path.read_text())
+    assert value["layers"]["registered"] == 1
+    assert value["layers"]["skipped"] == [{"name": "x", "reason": "is_bmm"}]
+    assert value["kernels"] == {"built": 2, "failed": 1}
+    (spec,) = value["specs"]
+    assert GemmSpec.from_json({key: spec[key] for key in SPEC.to_json()}) == SPEC
+    assert spec["failed"] == [{"rows": 192, "reason": "nvcc exited with 1"}]
+    assert [path.name for path in path.parent.iterdir()] == ["report.json"]

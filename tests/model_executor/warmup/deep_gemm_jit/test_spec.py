@@ -1,0 +1,73 @@
+"""A spec is a value: it survives JSON, compares by content and refuses nonsense."""
+
+import dataclasses
+import json
+
+import pytest
+from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    EntryPoint,
+    ExpertRouting,
+    GemmSpec,
+    RowRange,
+    ScaleLayout,
+    TensorLayout,
+)
+
+LINEAR = GemmSpec(
+    entry_point=EntryPoint.FP8_GEMM_NT,
+    n=576,
+    k=7168,
+    groups=1,
+    rows=RowRange(32, 8192),
+    weight_scale=TensorLayout((5, 56), (56, 1), "float32"),
+    activation_scale=ScaleLayout.COLUMN_MAJOR,
+    ue8m0_cast=True,
+)
+GROUPED = dataclasses.replace(
+    LINEAR,
+    entry_point=EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
+    groups=16,
+    routing=ExpertRouting(top_k=8, prefix_sum=True),
+)
+ANOTHER_VALUE = {
+    "entry_point": EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
+    "n": 640,
+    "k": 4096,
+    "groups": 2,
+    "rows": RowRange(1, 8192),
+    "weight_scale": TensorLayout((5, 56), (1, 8), "float32"),
+    "activation_scale": ScaleLayout.ROW_MAJOR,
+    "ue8m0_cast": False,
+    "routing": ExpertRouting(2, False),
+}
+
+
+@pytest.mark.parametrize("spec", [LINEAR, GROUPED], ids=["linear", "grouped"])
+def test_a_spec_survives_json(spec: GemmSpec) -> None:
+    assert GemmSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(GemmSpec)])
+def test_every_field_tells_two_specs_apart(field: str) -> None:
+    other = dataclasses.replace(LINEAR, **{field: ANOTHER_VALUE[field]})
+    assert other != LINEAR
+    assert len({other, LINEAR}) == 2
+
+
+def test_a_message_names_entry_point_shape_and_rows() -> None:
+    assert str(LINEAR) == "fp8_gemm_nt N=576 K=7168, rows 32..8192"
+    assert "16 groups" in str(GROUPED)
+
+
+def test_a_row_range_starts_at_one_and_can_be_empty() -> None:
+    with pytest.raises(ValueError, match="row 1 or later"):
+        RowRange(0, 5)
+    assert not RowRange(32, 16)
+
+
+def test_json_of_another_kind_is_refused() -> None:
+    value = LINEAR.to_json()
+    with pytest.raises(ValueError, match="not_an_entry_point"):
+        GemmSpec.from_json({**value, "entry_point": "not_an_entry_point"})
+    with pytest.raises(TypeError, match="flavour"):
+        GemmSpec.from_json({**value, "flavour": 1})

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DeepGEMM linear kernel: runs block-FP8 GEMMs and says which ones.
+
+Why: the warmup must not guess which layers run on DeepGEMM; the kernel knows.
+How: after loading, the kernel stamps itself on the layer and describes its GEMMs
+    as specs; a toolchain or library that cannot work is a reason not to be
+    selected, before any weight is loaded.
+Upstream: vllm-project/vllm#56452 (deep_gemm_warmup_provider).
+Removal: when the base's own kernel describes its GEMMs and checks the compiler.
+"""
+
+from typing import Any
+
+import torch
+import vllm.envs as envs
+from vllm.config import get_current_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
+from vllm.model_executor.layers.quantization.utils.fp8_utils import (
+    deepgemm_post_process_fp8_weight_block,
+)
+from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
+from vllm.model_executor.utils import replace_parameter
+from vllm.model_executor.warmup.deep_gemm_jit.library import library_problem
+from vllm.model_executor.warmup.deep_gemm_jit.provider import (
+    PROVIDER_ATTRIBUTE,
+    Rejected,
+)
+from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    EntryPoint,
+    GemmSpec,
+    RowRange,
+    ScaleLayout,
+    TensorLayout,
+)
+from vllm.platforms import current_platform
+from vllm.utils import deep_gemm as deep_gemm_utils
+from vllm.utils.deep_gemm import (
+    DeepGemmQuantScaleFMT,
+    is_deep_gemm_e8m0_used,
+    is_deep_gemm_supported,
+    should_auto_disable_deep_gemm,
+)
+from vllm.utils.torch_utils import direct_register_custom_op
+
+from .BlockScaledMMLinearKernel import (
+    FP8BlockParams,
+    Fp8BlockScaledMMLinearKernel,
+    FP8ScaledMMLinearLayerConfig,
+)
+
+__all__ = ["DeepGemmFp8BlockScaledMMKernel", "fp8_gemm_nt"]
+
+logger = init_logger(__name__)
+
+# What DeepGEMM takes (vllm.utils.deep_gemm.should_use_deepgemm_for_fp8_linear).
+_N_MULTIPLE = 64
+_K_MULTIPLE = 128
+_BLOCK_SHAPE = (128, 128)
+
+# Below this many rows the FlashInfer wrapper (scaled_mm/flashinfer.py) runs its
+# own kernel, except where every result has to be batch invariant.
+_WRAPPER_FIRST_ROW = 32
+
+
+def shape_problem(shape: tuple[int, int]) -> str | None:
+    """Return why DeepGEMM does not take a weight of ``shape`` (N, K), or None.
+
+    Raises:
+        TypeError: Given a tensor in place of its shape.
+
+    """
+    if isinstance(shape, torch.Tensor):
+        raise TypeError(
+            f"weight shape (tensor {tuple(shape.shape)}): expected (N, K), got a "
+            "tensor; pass tensor.shape"
+        )
+    n, k = shape
+    if n % _N_MULTIPLE or k % _K_MULTIPLE:
+        return (
+            f"does not take N={n} K={k}: N must be a multiple of {_N_MULTIPLE} and "
+            f"K of {_K_MULTIPLE}"
+        )
+    return None
+
+
+class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
+    """Block-FP8 linear layers with 128x128 blocks on DeepGEMM."""
+
+    def __init__(self, config: FP8ScaledMMLinearLayerConfig) -> None:
+        super().__init__(config)
+        self.is_deep_gemm_supported = is_deep_gemm_supported()
+        self.use_deep_gemm_e8m0 = is_deep_gemm_e8m0_used()
+        self.quant_fp8 = QuantFP8(
+            static=False,
+            group_shape=config.activation_quant_key.scale.group_shape,
+            column_major_scales=True,
+            tma_aligned_scales=envs.VLLM_USE_DEEP_GEMM_TMA_ALIGNED_SCALES,
+            use_ue8m0=self.use_deep_gemm_e8m0,
+        )
+
+    @classmethod
+    def is_supported(
+        cls, compute_capability: int | None = None
+    ) -> tuple[bool, str | None]:
+        if not current_platform.is_cuda():
+            return False, "needs a CUDA platform"
+        if not is_deep_gemm_supported():
+            return False, (
+                "needs a Hopper or Blackwell GPU, the deep_gemm library and "
+                "VLLM_USE_DEEP_GEMM not set to 0"
+            )
+        problem = library_problem()
+        if problem is not None:
+            logger.warning_once("DeepGEMM is not used: %s", problem, scope="global")
+        return problem is None, problem
+
+    @classmethod
+    def can_implement(
+        cls, config: FP8ScaledMMLinearLayerConfig
+    ) -> tuple[bool, str | None]:
+        accepted, reason = super().can_implement(config)
+        if not accepted:
+            return False, reason
+        if config.out_dtype != torch.bfloat16:
+            return False, f"writes bfloat16 only, not {config.out_dtype}"
+        group_shape = config.activation_quant_key.scale.group_shape
+        if group_shape != GroupShape(1, 128):
+            return False, (
+                "takes activations with one scale per token and 128 columns only, "
+                f"not {group_shape}"
+            )
+        problem = shape_problem(config.weight_shape)
+        if problem is not None:
+            return False, problem
+        model_config = get_current_vllm_config().model_config
+        if model_config is None:
+            return False, "needs a model config"
+        model_type = getattr(model_config.hf_text_config, "model_type", None)
+        if should_auto_disable_deep_gemm(model_type):
+            return False, f"is switched off for model type {model_type} on this GPU"
+        return True, None
+
+    def deep_gemm_kernel(self) -> Fp8BlockScaledMMLinearKernel:
+        return self
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Convert the weights, then stamp the layer with this kernel.
+
+        Args:
+            layer: Holds weight (N, K) float8_e4m3fn and its block scale. BMM
+                layers (``is_bmm``) run through ``fp8_einsum`` and get no stamp.
+
+        Raises:
+            ValueError: The layer has no block shape, or its scale does not fit.
+
+        """
+        block_shape = getattr(layer, "weight_block_size", None)
+        params = self._get_layer_params(layer)
+        if block_shape is None:
+            raise ValueError(
+                f"weights of {params.layer_name} (weight {tuple(params.weight.shape)})"
+                ": the layer has no weight_block_size; set it in create_weights"
+            )
+        block_shape = tuple(block_shape)
+        is_bmm = getattr(layer, "is_bmm", False)
+        if not _is_converted(params):
+            params.check_block_scale(block_shape)
+        super().process_weights_after_loading(layer)
+        params = self._get_layer_params(layer)
+        if self.is_deep_gemm_supported:
+            weight, scale = deepgemm_post_process_fp8_weight_block(
+                wq=params.weight,
+                ws=params.block_scale,
+                quant_block_shape=block_shape,
+                use_e8m0=self.use_deep_gemm_e8m0,
+                is_bmm=is_bmm,
+                bmm_batch_size=getattr(layer, "bmm_batch_size", 0),
+            )
+            replace_parameter(layer, params.WEIGHT, weight)
+            replace_parameter(layer, params.block_scale_attr, scale)
+        if not is_bmm:
+            setattr(layer, PROVIDER_ATTRIBUTE, self)
+
+    def get_deep_gemm_warmup_weights(
+        self, layer: torch.nn.Module
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weight (N, K) float8_e4m3fn and block scale, as serving has them.
+
+        Raises:
+            ValueError: The layer has no block scale.
+
+        """
+        params = self._get_layer_params(layer)
+        return params.weight, params.block_scale
+
+    def get_deep_gemm_warmup_specs(
+        self, layer: torch.nn.Module, max_tokens: int
+    ) -> list[GemmSpec] | Rejected:
+        """Return the GEMMs that serving runs for ``layer``.
+
+        Args:
+            layer: Loaded and stamped.
+            max_tokens: Most rows that one step can send.
+
+        """
+        block_shape = tuple(getattr(layer, "weight_block_size", None) or ())
+        if block_shape != _BLOCK_SHAPE:
+            return Rejected(f"block size {list(block_shape)} is not [128, 128]")
+        weight, scale = self.get_deep_gemm_warmup_weights(layer)
+        if weight.ndim != 2:
+            return Rejected(f"weight {tuple(weight.shape)} is not a matrix")
+        problem = shape_problem((weight.shape[0], weight.shape[1]))
+        if problem is not None:
+            return Rejected(f"DeepGEMM {problem}")
+        rows = RowRange(self._first_row(), max_tokens)
+        if not rows:
+            return Rejected(
+                f"DeepGEMM starts at {rows.first} rows, the limit is {max_tokens}"
+            )
+        return [
+            GemmSpec(
+                entry_point=EntryPoint.FP8_GEMM_NT,
+                n=weight.shape[0],
+                k=weight.shape[1],
+                groups=1,
+                rows=rows,
+                weight_scale=TensorLayout.of(scale),
+                activation_scale=layout,
+                ue8m0_cast=self.use_deep_gemm_e8m0,
+            )
+            for layout in self._activation_scale_layouts()
+        ]
+
+    def _first_row(self) -> int:
+        if self.dispatcher is None or envs.VLLM_BATCH_INVARIANT:
+            return 1
+        return _WRAPPER_FIRST_ROW
+
+    def _activation_scale_layouts(self) -> list[ScaleLayout]:
+        if _packs_scales():
+            return [ScaleLayout.PACKED_UE8M0]
+        # The wrapper quantizes by itself and does not ask for TMA alignment.
+        if self.dispatcher is not None or not self.quant_fp8.tma_aligned_scales:
+            return [ScaleLayout.COLUMN_MAJOR]
+        if self.quant_fp8.enabled():
+            return [ScaleLayout.COLUMN_MAJOR_TMA_ALIGNED]
+        # The compiler may replace the quantization operator by PyTorch code,
+        # which knows no alignment.
+        return [ScaleLayout.COLUMN_MAJOR_TMA_ALIGNED, ScaleLayout.COLUMN_MAJOR]
+
+    def apply_block_scaled_mm(
+        self,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        As: torch.Tensor,
+        Bs: torch.Tensor,
+    ) -> torch.Tensor:
+        output = A.new_empty((A.shape[0], B.shape[0]), dtype=self.config.out_dtype)
+        torch.ops.vllm.fp8_gemm_nt_op(A, As, B, Bs, output, self.use_deep_gemm_e8m0)
+        return output
+
+
+def _packs_scales() -> bool:
+    """Whether this GPU takes four UE8M0 scales in an int32 (Blackwell)."""
+    return DeepGemmQuantScaleFMT.from_oracle() is DeepGemmQuantScaleFMT.UE8M0
+
+
+def _is_converted(params: FP8BlockParams) -> bool:
+    """Whether an earlier load left the scale in Blackwell's packed form."""
+    return params.block_scale.dtype == torch.int32 and _packs_scales()
+
+
+def fp8_gemm_nt(
+    a: tuple[torch.Tensor, torch.Tensor],
+    b: tuple[torch.Tensor, torch.Tensor],
+    d: torch.Tensor,
+    **options: Any,
+) -> None:
+    """Run DeepGEMM's ``fp8_gemm_nt`` and name the GEMM if it fails.
+
+    Args:
+        a: float8_e4m3fn (M, K) and its scale.
+        b: float8_e4m3fn (N, K) and its block scale.
+        d: Output, bfloat16 (M, N).
+        options: Passed on (``is_deep_gemm_e8m0_used`` among them).
+
+    Raises:
+        ValueError: A scale is packed and this GPU takes float32 scales only.
+        RuntimeError: DeepGEMM failed, most often because it could not build the
+            kernel.
+
+    """
+    for name, (values, scale) in (("activation", a), ("weight", b)):
+        if scale.dtype == torch.int32 and not _packs_scales():
+            raise ValueError(
+                f"{name} scale (int32 {tuple(scale.shape)} of {tuple(values.shape)}): "
+                "packed UE8M0 scales are Blackwell's, this GPU takes float32 (rows, "
+                "K / 128); quantize with use_ue8m0 unpacked"
+            )
+    try:
+        deep_gemm_utils.fp8_gemm_nt(a, b, d, **options)
+    except RuntimeError as error:
+        m, k = a[0].shape
+        raise RuntimeError(
+            f"DeepGEMM GEMM (fp8_gemm_nt N={b[0].shape[0]} K={k}, M={m}): {error}; "
+            "check the CUDA compiler (DG_JIT_PRINT_COMPILER_COMMAND=1 shows its "
+            "command) or set VLLM_USE_DEEP_GEMM=0"
+        ) from error
+
+
+def _fp8_gemm_nt_op(
+    q_input: torch.Tensor,
+    input_scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    output: torch.Tensor,
+    use_deep_gemm_e8m0: bool,
+) -> None:
+    fp8_gemm_nt(
+        (q_input, input_scale),
+        (weight, weight_scale),
+        output,
+        is_deep_gemm_e8m0_used=use_deep_gemm_e8m0,
+    )
+
+
+direct_register_custom_op("fp8_gemm_nt_op", _fp8_gemm_nt_op, mutates_args=["output"])

@@ -1,0 +1,142 @@
+"""Decides what modules run whose own file is not ours: mixture-of-experts layers.
+
+Each adapter fills the provider's contract for code of the base that does not
+register itself yet, and goes when that code does.
+"""
+
+import enum
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .provider import Rejected
+from .spec import (
+    EntryPoint,
+    ExpertRouting,
+    GemmSpec,
+    RowRange,
+    ScaleLayout,
+    TensorLayout,
+)
+
+_RUNNER_MODULE = "vllm.model_executor.layers.fused_moe.runner.moe_runner"
+
+
+def adapt(module: torch.nn.Module) -> "list[GroupedExperts]":
+    """Return the providers that speak for ``module``; none if no adapter fits.
+
+    Imports no model: a class that nobody has loaded cannot be in the model.
+    """
+    runner = sys.modules.get(_RUNNER_MODULE)
+    if runner is None or not isinstance(module, runner.MoERunner):
+        return []
+    experts = _deep_gemm_experts(module)
+    if experts is None:
+        return []
+    return [GroupedExperts(experts, weight) for weight in ExpertWeight]
+
+
+def _deep_gemm_experts(runner: Any) -> Any | None:
+    """Return the object whose ``apply`` calls the grouped GEMM, or None."""
+    kernel = getattr(runner._quant_method, "moe_kernel", None)
+    if kernel is None:
+        return None
+    experts = kernel.impl.fused_experts
+    names = {cls.__name__ for cls in type(experts).__mro__}
+    if "TritonOrDeepGemmExperts" in names:
+        # It takes Triton only where is_deep_gemm_e8m0_used() is False and the
+        # shape does not fit; the DeepGEMM kernels are the ones to have ready.
+        return experts.experts
+    return experts if "DeepGemmExperts" in names else None
+
+
+class ExpertWeight(enum.Enum):
+    """The two weights of a layer of experts."""
+
+    W13 = "w13"
+    W2 = "w2"
+
+
+class GroupedExperts:
+    """Describes one grouped contiguous GEMM of block-FP8 experts."""
+
+    def __init__(self, experts: Any, which: ExpertWeight) -> None:
+        self._experts = experts
+        self._which = which
+
+    def get_deep_gemm_warmup_weights(
+        self, layer: torch.nn.Module
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weight (E, N, K) float8_e4m3fn and its block scale.
+
+        Args:
+            layer: The MoERunner.
+
+        """
+        routed: Any = layer.routed_experts
+        if self._which is ExpertWeight.W13:
+            return routed.w13_weight, self._experts.w1_scale
+        return routed.w2_weight, self._experts.w2_scale
+
+    def get_deep_gemm_warmup_specs(
+        self, layer: torch.nn.Module, max_tokens: int
+    ) -> Sequence[GemmSpec] | Rejected:
+        """Return the spec of this weight.
+
+        Args:
+            layer: The MoERunner.
+            max_tokens: Most tokens that one rank can send in a step; the ranks
+                of a data-parallel group send theirs to every rank.
+
+        """
+        from vllm.distributed.parallel_state import get_dp_group
+        from vllm.utils.deep_gemm import is_deep_gemm_e8m0_used
+
+        if list(self._experts.block_shape) != [128, 128]:
+            return Rejected(f"block size {self._experts.block_shape} is not [128, 128]")
+        routed: Any = layer.routed_experts
+        weight, scale = self.get_deep_gemm_warmup_weights(layer)
+        return [
+            GemmSpec(
+                entry_point=EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
+                n=weight.shape[1],
+                k=weight.shape[2],
+                groups=weight.shape[0],
+                rows=RowRange(1, max_tokens * get_dp_group().world_size),
+                weight_scale=TensorLayout.of(scale),
+                activation_scale=self._activation_scale_layout(),
+                ue8m0_cast=is_deep_gemm_e8m0_used(),
+                routing=ExpertRouting(
+                    routed.top_k, _uses_prefix_sum(routed.activation)
+                ),
+            )
+        ]
+
+    def _activation_scale_layout(self) -> ScaleLayout:
+        # ep_scatter writes the scale of w13's input row by row, the activation
+        # writes that of w2's input column by column.
+        if self._which is ExpertWeight.W13:
+            return ScaleLayout.ROW_MAJOR
+        return ScaleLayout.PACKED_UE8M0 if _packs_scales() else ScaleLayout.COLUMN_MAJOR
+
+
+def _packs_scales() -> bool:
+    from vllm.utils.deep_gemm import DeepGemmQuantScaleFMT
+
+    return DeepGemmQuantScaleFMT.from_oracle() is DeepGemmQuantScaleFMT.UE8M0
+
+
+def _uses_prefix_sum(activation: Any) -> bool:
+    """The condition under which DeepGemmExperts.apply passes the psum layout."""
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.platforms import current_platform
+
+    return activation in (
+        MoEActivation.SILU,
+        MoEActivation.SWIGLUOAI_UNINTERLEAVE,
+    ) and (
+        current_platform.is_device_capability_family(90)
+        or (current_platform.is_device_capability_family(100) and _packs_scales())
+    )

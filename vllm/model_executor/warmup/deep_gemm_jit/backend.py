@@ -1,0 +1,185 @@
+"""Decides how DeepGEMM is made to build a spec's kernels: by calling it."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from vllm.utils import deep_gemm as deep_gemm_utils
+
+from .cache import CacheWatch, cache_folder
+from .calls import Call
+from .operands import Operands, allocate, dense_bytes
+from .provider import Weights
+from .rows import rows_to_run
+from .spec import GemmSpec, Target
+
+# Most memory for A and D where their rows must not overlap.
+_DENSE_LIMIT_BYTES = 256 << 20
+# A compiler that fails this often in a row on one spec fails on all of it.
+_MAX_FAILURES_IN_A_ROW = 3
+
+
+def read_target(device: torch.device) -> Target:
+    """Read from ``device`` and DeepGEMM what the kernels are built for."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return Target(major, minor, deep_gemm_utils.get_num_sms())
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What one call passes: rows of A, and the grouped GEMM's row alignment."""
+
+    rows: int
+    alignment: int | None = None
+
+
+def shapes_to_run(spec: GemmSpec, target: Target, *, every_row: bool) -> list[Shape]:
+    """Return the calls that together take every kernel of ``spec``."""
+    if spec.routing is None:
+        rows = rows_to_run(spec.rows, target, every_row=every_row)
+        return [Shape(count) for count in rows]
+    return list(_grouped_shapes(spec))
+
+
+def _grouped_shapes(spec: GemmSpec) -> Iterator[Shape]:
+    """Yield every distinct padded row total that the spec's tokens can give.
+
+    Both the total and the alignment grow with the tokens, so each value holds
+    on one interval, whose end is found by doubling and halving.
+    """
+    tokens = spec.rows.first
+    while tokens <= spec.rows.last:
+        shape = _padded(spec, tokens)
+        yield shape
+        step = 1
+        while tokens + step <= spec.rows.last and _padded(spec, tokens + step) == shape:
+            step *= 2
+        low, high = tokens + step // 2, min(tokens + step, spec.rows.last + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if _padded(spec, middle) == shape:
+                low = middle
+            else:
+                high = middle
+        tokens = high
+
+
+def _padded(spec: GemmSpec, tokens: int) -> Shape:
+    from vllm.model_executor.layers.fused_moe.deep_gemm_utils import (
+        compute_aligned_M_and_alignment,
+    )
+
+    assert spec.routing is not None
+    total, alignment = compute_aligned_M_and_alignment(
+        M=tokens,
+        num_topk=spec.routing.top_k,
+        local_num_experts=spec.groups,
+        alignment=deep_gemm_utils.get_mk_alignment_for_contiguous_layout()[0],
+        expert_tokens_meta=None,
+    )
+    return Shape(total, alignment)
+
+
+class Backend:
+    """Builds specs on one device by calling DeepGEMM as serving does."""
+
+    def __init__(self, device: torch.device, target: Target) -> None:
+        self._device = device
+        self._target = target
+        self._overlapping = True
+        self._proven = False
+        self._cache = CacheWatch(cache_folder())
+
+    def run(
+        self,
+        spec: GemmSpec,
+        weights: Weights | None,
+        *,
+        every_row: bool,
+        listener: Callable[[GemmSpec, Call], None],
+    ) -> list[Call]:
+        """Call DeepGEMM until every kernel of ``spec`` is built and loaded.
+
+        Args:
+            spec: What to cover.
+            weights: The weight and block scale of a layer that has this spec.
+            every_row: Call with every row count and not one of each window.
+            listener: Told of each call.
+
+        Returns:
+            The calls made. One that failed says why and the rest go on, until
+            several in a row have failed.
+
+        """
+        shapes = shapes_to_run(spec, self._target, every_row=every_row)
+        operands = self._allocate(spec, shapes, weights)
+        calls: list[Call] = []
+        for shape in shapes:
+            if _keeps_failing(calls):
+                break
+            start = time.perf_counter()
+            failure = self._try(operands, shape)
+            if failure is not None and not self._proven and self._overlapping:
+                # This driver may refuse rows that overlap.
+                self._overlapping = False
+                operands = self._allocate(spec, shapes, weights)
+                failure = self._try(operands, shape)
+            self._proven = self._proven or failure is None
+            calls.append(
+                Call(
+                    shape.rows,
+                    time.perf_counter() - start,
+                    self._cache.new_entries(),
+                    failure,
+                )
+            )
+            listener(spec, calls[-1])
+        return calls
+
+    def _allocate(
+        self, spec: GemmSpec, shapes: Sequence[Shape], weights: Weights | None
+    ) -> Operands:
+        max_rows = max(shape.rows for shape in shapes)
+        if not self._overlapping:
+            per_row = dense_bytes(spec, 1)
+            max_rows = min(max_rows, max(1, _DENSE_LIMIT_BYTES // per_row))
+        return allocate(
+            spec, max_rows, weights, self._device, overlapping=self._overlapping
+        )
+
+    def _try(self, operands: Operands, shape: Shape) -> str | None:
+        if (
+            not operands.overlapping
+            and dense_bytes(operands.spec, shape.rows) > _DENSE_LIMIT_BYTES
+        ):
+            needed = dense_bytes(operands.spec, shape.rows) >> 20
+            return f"needs {needed} MiB, more than {_DENSE_LIMIT_BYTES >> 20} MiB"
+        try:
+            _call(operands, shape)
+        except RuntimeError as error:
+            return str(error).strip() or type(error).__name__
+        return None
+
+
+def _keeps_failing(calls: Sequence[Call]) -> bool:
+    recent = calls[-_MAX_FAILURES_IN_A_ROW:]
+    return len(recent) == _MAX_FAILURES_IN_A_ROW and all(
+        call.failure is not None for call in recent
+    )
+
+
+def _call(operands: Operands, shape: Shape) -> None:
+    spec = operands.spec
+    b = (operands.weight, operands.weight_scale)
+    a, d = operands.a(shape.rows), operands.d(shape.rows)
+    if spec.routing is None:
+        deep_gemm_utils.fp8_gemm_nt(a, b, d, is_deep_gemm_e8m0_used=spec.ue8m0_cast)
+        return
+    assert shape.alignment is not None and operands.grouped_layout is not None
+    layout = operands.grouped_layout
+    options = {"use_psum_layout": True} if spec.routing.prefix_sum else {}
+    if not spec.routing.prefix_sum:
+        layout = layout[: shape.rows]
+    with deep_gemm_utils.mk_alignment_scope(shape.alignment):
+        deep_gemm_utils.m_grouped_fp8_gemm_nt_contiguous(a, b, d, layout, **options)

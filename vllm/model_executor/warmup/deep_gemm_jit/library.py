@@ -1,0 +1,73 @@
+"""Decides whether the DeepGEMM library and its compiler can work at all."""
+
+import functools
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+
+from vllm_deep_gemm_warmup import toolchain
+
+# The external package comes first, as in vllm.utils.deep_gemm.
+_MODULES = ("deep_gemm", "vllm.third_party.deep_gemm")
+_NEEDED_SYMBOLS = ("fp8_gemm_nt", "get_num_sms")
+
+
+def library_problem() -> str | None:
+    """Return why block-FP8 layers cannot run on DeepGEMM here, or None.
+
+    Imports the library, once a process, and asks the compiler for its version;
+    builds nothing.
+    """
+    return _import_problem() or _toolchain_problem()
+
+
+@functools.cache
+def _import_problem() -> str | None:
+    # vLLM sets the library's cache folder before it imports it: keep that order.
+    from vllm.utils.deep_gemm import _import_deep_gemm, is_deep_gemm_e8m0_used
+
+    is_deep_gemm_e8m0_used()
+    return describe_import(_import_deep_gemm(), importlib.import_module)
+
+
+def describe_import(
+    library: ModuleType | None, import_module: Callable[[str], ModuleType]
+) -> str | None:
+    """Return what is wrong with the imported library, or None.
+
+    Args:
+        library: What vLLM imported; None where it found nothing usable.
+        import_module: Repeats a failed import to learn why it failed.
+
+    """
+    if library is None:
+        failures = "; ".join(_why_not(name, import_module) for name in _MODULES)
+        return (
+            f"DeepGEMM library ({', '.join(_MODULES)}): {failures}; "
+            "reinstall vllm, which brings it"
+        )
+    missing = [name for name in _NEEDED_SYMBOLS if not hasattr(library, name)]
+    if missing:
+        where = getattr(library, "__file__", None) or library.__name__
+        return (
+            f"DeepGEMM library ({where}): it lacks {', '.join(missing)}; uninstall or "
+            "update the external deep_gemm package (vLLM prefers it to its own copy)"
+        )
+    return None
+
+
+def _why_not(name: str, import_module: Callable[[str], ModuleType]) -> str:
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        return f"{name} is not installed" if error.name == name else str(error)
+    # ImportError: an undefined symbol; AssertionError: no CUDA toolkit found;
+    # RuntimeError: its include files are missing.
+    except (ImportError, AssertionError, OSError, RuntimeError) as error:
+        return f"{name}: {type(error).__name__}: {error}"
+    return f"{name} imports now and did not before"
+
+
+def _toolchain_problem() -> str | None:
+    found = toolchain.describe_current()
+    return str(found) if isinstance(found, toolchain.Rejected) else None

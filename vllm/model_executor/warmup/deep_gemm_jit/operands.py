@@ -1,0 +1,170 @@
+"""Decides which tensors stand in for serving's when DeepGEMM is called."""
+
+import dataclasses
+
+import torch
+
+from .spec import GemmSpec, ScaleLayout
+
+_BLOCK = 128
+# TMA descriptors want row strides that are multiples of 16 bytes and 16-byte
+# aligned addresses (CUDA driver API, cuTensorMapEncodeTiled).
+_TMA_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """Device memory for calls of one spec with up to ``max_rows`` rows.
+
+    What DeepGEMM builds depends on shapes, dtypes and strides, not on contents.
+    In the overlapping form the rows of A and of D lie ``_TMA_BYTES`` apart, over
+    each other, so that memory does not grow with N or K times the rows.
+
+    Attributes:
+        spec: Whose operands these are.
+        weight: B, float8_e4m3fn (N, K) or (groups, N, K).
+        weight_scale: Its block scale.
+        activation: Flat float8_e4m3fn storage of A.
+        activation_scale: Flat storage of A's scale, zero: packing UE8M0 scales
+            checks their sign and mantissa bits.
+        output: Flat bfloat16 storage of D.
+        grouped_layout: For a grouped GEMM, int32 zeros: no expert has rows.
+        overlapping: Which form this is.
+
+    """
+
+    spec: GemmSpec
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    activation: torch.Tensor
+    activation_scale: torch.Tensor
+    output: torch.Tensor
+    grouped_layout: torch.Tensor | None
+    overlapping: bool
+
+    def a(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A (rows, K) and its scale (rows, K / 128) as serving lays it out."""
+        k = self.spec.k
+        stride = _row_stride(k, self.activation, self.overlapping)
+        shape, strides = _scale_layout(self.spec, rows)
+        return (
+            self.activation.as_strided((rows, k), (stride, 1)),
+            self.activation_scale.as_strided(shape, strides),
+        )
+
+    def d(self, rows: int) -> torch.Tensor:
+        """Return D (rows, N)."""
+        n = self.spec.n
+        stride = _row_stride(n, self.output, self.overlapping)
+        return self.output.as_strided((rows, n), (stride, 1))
+
+
+def allocate(
+    spec: GemmSpec,
+    max_rows: int,
+    weights: tuple[torch.Tensor, torch.Tensor] | None,
+    device: torch.device,
+    *,
+    overlapping: bool,
+) -> Operands:
+    """Allocate operands on ``device``.
+
+    Args:
+        spec: What will be called.
+        max_rows: Most rows of A in one call.
+        weights: The layer's weight and block scale; where they are None, freed or
+            on another device, tensors of the same layout take their place.
+        device: The CUDA device in use.
+        overlapping: See ``Operands``.
+
+    """
+    weight, weight_scale = (
+        weights
+        if weights is not None and all(_is_usable(tensor, device) for tensor in weights)
+        else _substitute_weights(spec, device)
+    )
+    activation = torch.empty(0, dtype=torch.float8_e4m3fn, device=device)
+    output = torch.empty(0, dtype=torch.bfloat16, device=device)
+    sizes = [
+        (max_rows - 1) * _row_stride(width, tensor, overlapping) + width
+        for tensor, width in ((activation, spec.k), (output, spec.n))
+    ]
+    routing = spec.routing
+    return Operands(
+        spec=spec,
+        weight=weight,
+        weight_scale=weight_scale,
+        activation=activation.new_empty(sizes[0]),
+        activation_scale=torch.zeros(
+            _scale_elements(spec, max_rows),
+            dtype=_scale_dtype(spec.activation_scale),
+            device=device,
+        ),
+        output=output.new_empty(sizes[1]),
+        grouped_layout=None
+        if routing is None
+        else torch.zeros(
+            spec.groups if routing.prefix_sum else max_rows,
+            dtype=torch.int32,
+            device=device,
+        ),
+        overlapping=overlapping,
+    )
+
+
+def dense_bytes(spec: GemmSpec, rows: int) -> int:
+    """Return the bytes of A and D in the form that does not overlap."""
+    return rows * (spec.k + 2 * spec.n)
+
+
+def _row_stride(width: int, tensor: torch.Tensor, overlapping: bool) -> int:
+    return _TMA_BYTES // tensor.element_size() if overlapping else width
+
+
+def _scale_dtype(layout: ScaleLayout) -> torch.dtype:
+    return torch.int32 if layout is ScaleLayout.PACKED_UE8M0 else torch.float32
+
+
+def _scale_layout(spec: GemmSpec, rows: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return shape and strides of A's scale."""
+    columns = spec.k // _BLOCK
+    aligned = -(-rows // 4) * 4
+    match spec.activation_scale:
+        case ScaleLayout.ROW_MAJOR:
+            return (rows, columns), (columns, 1)
+        case ScaleLayout.COLUMN_MAJOR:
+            return (rows, columns), (1, rows)
+        case ScaleLayout.COLUMN_MAJOR_TMA_ALIGNED:
+            return (rows, columns), (1, aligned)
+        case ScaleLayout.PACKED_UE8M0:
+            return (rows, -(-columns // 4)), (1, aligned)
+
+
+def _scale_elements(spec: GemmSpec, max_rows: int) -> int:
+    return (max_rows + 3) * (spec.k // _BLOCK)
+
+
+def _is_usable(tensor: torch.Tensor, device: torch.device) -> bool:
+    return tensor.device == device and tensor.untyped_storage().size() > 0
+
+
+def _substitute_weights(
+    spec: GemmSpec, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return an overlapping weight and a zero block scale of the spec's layout."""
+    flat = torch.empty(
+        (spec.groups * spec.n - 1) * _TMA_BYTES + spec.k,
+        dtype=torch.float8_e4m3fn,
+        device=device,
+    )
+    shape: tuple[int, ...] = (spec.n, spec.k)
+    strides: tuple[int, ...] = (_TMA_BYTES, 1)
+    if spec.groups > 1:
+        shape, strides = (spec.groups, *shape), (spec.n * _TMA_BYTES, *strides)
+    scale = torch.empty_strided(
+        spec.weight_scale.shape,
+        spec.weight_scale.stride,
+        dtype=getattr(torch, spec.weight_scale.dtype),
+        device=device,
+    )
+    return flat.as_strided(shape, strides), scale.zero_()

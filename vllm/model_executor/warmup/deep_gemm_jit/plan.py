@@ -1,0 +1,202 @@
+"""Decides what a model needs: the one walk over its layers, and its specs."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from .adapters import adapt
+from .provider import PROVIDER_ATTRIBUTE, Rejected, WarmupProvider, Weights
+from .spec import GemmSpec
+
+# A kernel lies at quant_method, scheme, or in an object that one of them holds
+# (INC wraps Fp8LinearMethod): three steps reach all of them.
+_HOLDERS = ("quant_method", "scheme")
+_SEARCH_DEPTH = 3
+
+# What a provider raises when a layer is not what it expects.
+_PROVIDER_ERRORS = (
+    AssertionError,
+    AttributeError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    """A layer whose kernel said what it runs.
+
+    Attributes:
+        name: Its path in the model.
+        specs: What it runs.
+        adapter: The code that runs it does not register itself; one of
+            ``adapters`` spoke for it.
+
+    """
+
+    name: str
+    specs: tuple[GemmSpec, ...]
+    adapter: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """A block-FP8 layer that is left out for a good reason."""
+
+    name: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Unregistered:
+    """A layer that runs on DeepGEMM and whose kernel did not say what it runs."""
+
+    name: str
+    reason: str
+
+
+Outcome = Registered | Skipped | Unregistered
+_OutcomeT = TypeVar("_OutcomeT", Registered, Skipped, Unregistered)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a model needs.
+
+    Attributes:
+        outcomes: One for every layer that is block-FP8 or runs on DeepGEMM.
+        weights: For every spec, weight (N, K) or (groups, N, K) and block scale
+            of the first layer that has it.
+
+    """
+
+    outcomes: tuple[Outcome, ...]
+    weights: Mapping[GemmSpec, Weights | None]
+
+    @property
+    def specs(self) -> tuple[GemmSpec, ...]:
+        """Every distinct spec, in the order of the model's layers."""
+        return tuple(self.weights)
+
+    def select(self, kind: type[_OutcomeT]) -> list[_OutcomeT]:
+        return [outcome for outcome in self.outcomes if isinstance(outcome, kind)]
+
+
+def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
+    """Ask every layer of ``model`` what it will run.
+
+    Args:
+        model: Its weights are loaded.
+        max_tokens: Most rows that one step can send.
+
+    """
+    outcomes: list[Outcome] = []
+    weights: dict[GemmSpec, Weights | None] = {}
+    for name, module in model.named_modules():
+        providers, adapted = _providers_of(module)
+        if providers:
+            for provider in providers:
+                outcome, operands = _ask(provider, name, module, max_tokens, adapted)
+                outcomes.append(outcome)
+                if isinstance(outcome, Registered):
+                    for spec in outcome.specs:
+                        weights.setdefault(spec, operands)
+        elif (silent := _describe_silent(name, module)) is not None:
+            outcomes.append(silent)
+    return Plan(tuple(outcomes), weights)
+
+
+def _providers_of(
+    module: torch.nn.Module,
+) -> tuple[Sequence[WarmupProvider], bool]:
+    """Return who speaks for ``module``, and whether an adapter does."""
+    stamped = getattr(module, PROVIDER_ATTRIBUTE, None)
+    if stamped is not None and not _is_stale(stamped, module):
+        return [stamped], False
+    return adapt(module), True
+
+
+def _is_stale(stamped: WarmupProvider, module: torch.nn.Module) -> bool:
+    """Whether a reload gave the layer another kernel that left the stamp."""
+    kernels = linear_kernels(module)
+    deep_gemm = [_deep_gemm_kernel(kernel) for kernel in kernels]
+    return bool(kernels) and stamped not in deep_gemm
+
+
+def _ask(
+    provider: WarmupProvider,
+    name: str,
+    module: torch.nn.Module,
+    max_tokens: int,
+    adapted: bool,
+) -> tuple[Outcome, Weights | None]:
+    if not isinstance(provider, WarmupProvider):
+        return Unregistered(
+            name, f"{type(provider).__name__} stamped itself and is no provider"
+        ), None
+    try:
+        specs = provider.get_deep_gemm_warmup_specs(module, max_tokens)
+        operands = provider.get_deep_gemm_warmup_weights(module)
+    except _PROVIDER_ERRORS as error:
+        return Unregistered(
+            name,
+            f"{type(provider).__name__} raised {type(error).__name__}: {error}",
+        ), None
+    if isinstance(specs, Rejected):
+        return Skipped(name, specs.reason), None
+    return Registered(name, tuple(specs), adapted), operands
+
+
+def _describe_silent(name: str, module: torch.nn.Module) -> Outcome | None:
+    """Say what a layer without a provider is, or None if it is not ours."""
+    kernels = linear_kernels(module)
+    held = [kernel for kernel in kernels if _deep_gemm_kernel(kernel) is not None]
+    if held and getattr(module, "is_bmm", False):
+        return Skipped(name, "is_bmm: it runs through fp8_einsum")
+    if held:
+        return Unregistered(
+            name,
+            f"{type(held[0]).__name__} was chosen and its "
+            "process_weights_after_loading did not run",
+        )
+    if kernels and getattr(module, "weight_block_size", None) is not None:
+        return Skipped(name, f"it runs on {type(kernels[0]).__name__}")
+    return None
+
+
+def linear_kernels(module: torch.nn.Module) -> list[Any]:
+    """Return the linear kernels that the quantization of ``module`` holds."""
+    holders = [getattr(module, holder, None) for holder in _HOLDERS]
+    return list(_search(holders, _SEARCH_DEPTH))
+
+
+def _search(candidates: Iterable[Any], depth: int) -> Iterator[Any]:
+    for candidate in candidates:
+        if _is_linear_kernel(candidate):
+            yield candidate
+        elif depth and _may_hold_kernels(candidate):
+            yield from _search(vars(candidate).values(), depth - 1)
+
+
+def _is_linear_kernel(candidate: Any) -> bool:
+    return not isinstance(candidate, type) and all(
+        hasattr(type(candidate), method)
+        for method in ("is_supported", "can_implement", "apply_weights")
+    )
+
+
+def _may_hold_kernels(candidate: Any) -> bool:
+    return (
+        hasattr(candidate, "__dict__")
+        and not isinstance(candidate, (type, torch.nn.Module, torch.Tensor))
+        and ".quantization." in type(candidate).__module__
+    )
+
+
+def _deep_gemm_kernel(kernel: Any) -> Any | None:
+    ask = getattr(kernel, "deep_gemm_kernel", None)
+    return ask() if callable(ask) else None

@@ -1,0 +1,178 @@
+"""Decides what is said about a warmup: one line when all is well, JSON on request."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from .calls import Call
+from .plan import Outcome, Plan, Registered, Skipped, Unregistered
+from .spec import GemmSpec, Target
+
+_VERSION = 1
+# Layers of one kind are many and alike: a line names the first few.
+_NAMES_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecResult:
+    """What was done for one spec."""
+
+    spec: GemmSpec
+    layers: tuple[str, ...]
+    calls: tuple[Call, ...]
+
+    @property
+    def built(self) -> tuple[str, ...]:
+        """Cache entries that this spec's calls built."""
+        return tuple(name for call in self.calls for name in call.built)
+
+    @property
+    def failures(self) -> tuple[Call, ...]:
+        return tuple(call for call in self.calls if call.failure is not None)
+
+    @property
+    def seconds(self) -> float:
+        return sum(call.seconds for call in self.calls)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Everything that a warmup did and left out.
+
+    Attributes:
+        outcomes: One for each block-FP8 layer.
+        results: One for each spec.
+        max_tokens: The limit that the plan was made for.
+        mode: ``relax`` or ``full``.
+        target: What the kernels were built for; None where nothing was to build.
+        seconds: Wall time of planning and building.
+
+    """
+
+    outcomes: tuple[Outcome, ...]
+    results: tuple[SpecResult, ...]
+    max_tokens: int
+    mode: str
+    target: Target | None
+    seconds: float
+
+    @property
+    def built(self) -> frozenset[str]:
+        return frozenset(name for result in self.results for name in result.built)
+
+    def select(self, kind: type) -> list[Any]:
+        return [outcome for outcome in self.outcomes if isinstance(outcome, kind)]
+
+    def problems(self) -> list[str]:
+        """Return one line for each failed spec and each kind of unheard layer."""
+        lines = [
+            f"DeepGEMM warmup ({result.spec}): {len(result.failures)} of "
+            f"{len(result.calls)} calls failed, first at M={result.failures[0].rows}: "
+            f"{_one_line(result.failures[0].failure)}; a request of that size will "
+            "compile, or fail, in its turn"
+            for result in self.results
+            if result.failures
+        ]
+        unheard: dict[str, list[str]] = {}
+        for outcome in self.select(Unregistered):
+            unheard.setdefault(outcome.reason, []).append(outcome.name)
+        lines.extend(
+            f"DeepGEMM warmup ({_names(names)}): not registered: {reason}; their "
+            "kernels will be compiled in front of requests"
+            for reason, names in unheard.items()
+        )
+        if self.outcomes and not self.select(Registered) and not unheard:
+            reasons = sorted({outcome.reason for outcome in self.select(Skipped)})
+            lines.append(
+                f"DeepGEMM warmup ({len(self.outcomes)} block-FP8 layers): none is "
+                f"registered: {'; '.join(reasons)}; nothing was warmed"
+            )
+        return lines
+
+    def summary(self) -> str:
+        """Return the line for a start at which all went well."""
+        built = len(self.built)
+        kernels = (
+            f"{built} kernels built" if built else "all kernels found in the cache"
+        )
+        return (
+            f"DeepGEMM warmup: {len(self.select(Registered))} layers, "
+            f"{len(self.results)} shapes, {kernels}, {self.seconds:.1f} s"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": _VERSION,
+            "mode": self.mode,
+            "max_tokens": self.max_tokens,
+            "target": None if self.target is None else str(self.target),
+            "seconds": round(self.seconds, 3),
+            "layers": {
+                "registered": len(self.select(Registered)),
+                "skipped": [dataclasses.asdict(o) for o in self.select(Skipped)],
+                "unregistered": [
+                    dataclasses.asdict(o) for o in self.select(Unregistered)
+                ],
+            },
+            "kernels": {
+                "built": len(self.built),
+                "failed": sum(len(result.failures) for result in self.results),
+            },
+            "specs": [
+                {
+                    **result.spec.to_json(),
+                    "layers": list(result.layers),
+                    "calls": len(result.calls),
+                    "built": [
+                        {"kernel": name, "rows": call.rows, "seconds": call.seconds}
+                        for call in result.calls
+                        for name in call.built
+                    ],
+                    "failed": [
+                        {"rows": call.rows, "reason": call.failure}
+                        for call in result.failures
+                    ],
+                    "seconds": round(result.seconds, 3),
+                }
+                for result in self.results
+            ],
+        }
+
+
+def layers_of(plan: Plan, spec: GemmSpec) -> tuple[str, ...]:
+    """Return the names of the layers that have ``spec``."""
+    return tuple(
+        outcome.name for outcome in plan.select(Registered) if spec in outcome.specs
+    )
+
+
+def write_json(report: Report, path: pathlib.Path) -> None:
+    """Write the report to ``path``, whole or not at all.
+
+    Raises:
+        OSError: The folder cannot be written.
+
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(report.to_json(), file, indent=1)
+        pathlib.Path(temporary).replace(path)
+    except BaseException:
+        pathlib.Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    more = len(names) - _NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's DeepGEMM warmup: collect, plan, build, report.
+
+Why: every kernel that a request will need has to be there before the first one;
+    the base's warmup samples row counts by a copy of an old heuristic, compiles
+    another GemmType for experts than serving uses, and says nothing at the end.
+How: layers say what they run, DeepGEMM is called as serving calls it, a report
+    names what was built, left out and not heard of.
+Upstream: vllm-project/vllm#49905 (coverage), #56452 (providers).
+Removal: when the base's warmup builds from specs and reports.
+"""
+
+import sys
+import time
+
+import torch
+from vllm.distributed.parallel_state import is_global_first_rank
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.tracing import instrument
+
+from .deep_gemm_jit.calls import Call
+from .deep_gemm_jit.plan import Plan, make_plan
+from .deep_gemm_jit.report import Report, SpecResult, layers_of, write_json
+from .deep_gemm_jit.settings import Settings, read_settings
+from .deep_gemm_jit.spec import GemmSpec, Target
+
+logger = init_logger(__name__)
+
+_MEGA_MOE_MODULES = (
+    "vllm.models.deepseek_v4.nvidia.model",
+    "vllm.models.kimi_k3.nvidia.model",
+)
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+@instrument(span_name="DeepGEMM warmup")
+def deep_gemm_warmup(model: torch.nn.Module, max_tokens: int) -> None:
+    """Build every DeepGEMM kernel that serving ``model`` will need.
+
+    Args:
+        model: Its weights are loaded.
+        max_tokens: Most tokens of one step (``max_num_batched_tokens``).
+
+    Raises:
+        RuntimeError: ``VLLM_DEEP_GEMM_WARMUP_STRICT=1`` and a kernel failed to
+            build or a layer should have registered and did not.
+
+    """
+    settings = read_settings()
+    try:
+        problems = _warm(model, max_tokens, settings)
+        _warm_mega_moe(model, max_tokens)
+    # Engine start: a warmup that fails must not end it.
+    except Exception as error:
+        if settings.strict:
+            raise
+        logger.warning(
+            "DeepGEMM warmup (%s, max_tokens %d): %s: %s; the engine starts and "
+            "kernels may be compiled in front of requests",
+            type(model).__name__,
+            max_tokens,
+            type(error).__name__,
+            error,
+        )
+        logger.debug("DeepGEMM warmup failed", exc_info=True)
+        return
+    if problems and settings.strict:
+        raise RuntimeError("\n".join(problems))
+
+
+def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[str]:
+    """Plan, build and report; return what went wrong, a line each."""
+    start = time.perf_counter()
+    plan = make_plan(model, max_tokens)
+    if not plan.outcomes:
+        return []
+    target, results = _build(plan, settings) if plan.weights else (None, ())
+    report = Report(
+        outcomes=plan.outcomes,
+        results=results,
+        max_tokens=max_tokens,
+        mode="full" if settings.every_row else "relax",
+        target=target,
+        seconds=time.perf_counter() - start,
+    )
+    problems = report.problems()
+    for line in problems:
+        logger.warning(line)
+    if is_global_first_rank():
+        if report.results:
+            logger.info(report.summary())
+        if settings.report is not None:
+            write_json(report, settings.report)
+    return problems
+
+
+def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ...]]:
+    # Talks to DeepGEMM: not to be imported for a model that has no use for it.
+    from .deep_gemm_jit.backend import Backend, read_target
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    target = read_target(device)
+    backend = Backend(device, target)
+    progress = _Progress(len(plan.weights))
+    results = []
+    for spec, weights in plan.weights.items():
+        calls = backend.run(
+            spec, weights, every_row=settings.every_row, listener=progress.called
+        )
+        progress.specs += 1
+        results.append(SpecResult(spec, layers_of(plan, spec), tuple(calls)))
+    return target, tuple(results)
+
+
+class _Progress:
+    """Logs a line every few seconds while kernels are being built."""
+
+    def __init__(self, total: int) -> None:
+        self.specs = 0
+        self._total = total
+        self._built = 0
+        self._start = self._last = time.perf_counter()
+        self._speaks = is_global_first_rank()
+
+    def called(self, spec: GemmSpec, call: Call) -> None:
+        self._built += len(call.built)
+        now = time.perf_counter()
+        if self._speaks and now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = now
+            logger.info(
+                "DeepGEMM warmup: %d of %d shapes, %d kernels built, %.0f s, now %s",
+                self.specs,
+                self._total,
+                self._built,
+                now - self._start,
+                spec,
+            )
+
+
+def _warm_mega_moe(model: torch.nn.Module, max_tokens: int) -> None:
+    """Leave Blackwell's MegaMoE to the base, whose layers it knows."""
+    if not current_platform.is_device_capability_family(100):
+        return
+    if not any(name in sys.modules for name in _MEGA_MOE_MODULES):
+        return
+    from vllm_deep_gemm_warmup.diversion import base_deep_gemm_warmup
+
+    base_deep_gemm_warmup().deepgemm_fp8_fp4_mega_moe_warmup(model, max_tokens)

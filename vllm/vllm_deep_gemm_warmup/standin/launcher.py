@@ -1,0 +1,90 @@
+"""``vllm-deep-gemm standin``: run a command on the stand-in device."""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import build
+from .device import POSES, check_devices, parse_device
+from .environment import CACHES, RealDriver, environment
+
+
+def parser() -> argparse.ArgumentParser:
+    """The launcher's command line."""
+    result = argparse.ArgumentParser(
+        prog="vllm-deep-gemm standin",
+        description="Run a Python program on a GPU that is not there. "
+        "Kernels are selected and compiled as on the real device; "
+        "results are meaningless.",
+    )
+    result.add_argument(
+        "--device", default="h100", help=f"{', '.join(POSES)} or a number of SMs"
+    )
+    result.add_argument("--devices", type=int, default=1, help="how many of them")
+    result.add_argument(
+        "--cache", type=Path, help="keep kernel caches here (default: private, removed)"
+    )
+    result.add_argument("--trace", type=Path, help="file for calls without a meaning")
+    result.add_argument(
+        "--over-real-driver", action="store_true", help="hide this machine's GPU"
+    )
+    result.add_argument("command", nargs=argparse.REMAINDER, metavar="-- command ...")
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status (2 for a refusal)."""
+    options = parser().parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        parser().error("no command; write it after --")
+    private = None if options.cache else tempfile.mkdtemp(prefix="standin-")
+    cache = Path(private) if private else options.cache
+    try:
+        pose = parse_device(options.device)
+        check_devices(options.devices)
+        env = environment(
+            pose,
+            options.devices,
+            cache,
+            over_real_driver=options.over_real_driver,
+        )
+        if options.trace:
+            env["STANDIN_GPU_TRACE"] = str(options.trace.resolve())
+        _announce(pose.name, pose.sms, options.devices, cache, bool(private))
+        return _run(command, env)
+    except (ValueError, RealDriver, build.BuildError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    finally:
+        if private:
+            shutil.rmtree(private, ignore_errors=True)
+
+
+def _announce(name: str, sms: int, devices: int, cache: Path, private: bool) -> None:
+    count = f"{devices} x " if devices > 1 else ""
+    print(
+        f"stand-in device: no GPU, results are meaningless; poses as {count}{name} "
+        f"({sms} SMs); {len(CACHES)} kernel caches in {cache}"
+        f"{' (removed at the end)' if private else ''}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _run(command: Sequence[str], env: dict[str, str]) -> int:
+    program = shutil.which(command[0], path=env.get("PATH"))
+    if program is None:
+        print(f"stand-in device ({command[0]}): no such command", file=sys.stderr)
+        return 127
+    with subprocess.Popen([program, *command[1:]], env=env) as child:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                # The terminal told the child too; wait for it to end in its own way.
+                continue
