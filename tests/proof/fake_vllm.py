@@ -32,6 +32,7 @@ class Script:
     bad: dict[str, str] | None = None
     report: bool = True
     unregistered: tuple[dict[str, str], ...] = ()
+    specs: tuple[dict[str, Any], ...] = ()
     child: str | None = None
     ignores: bool = False
 
@@ -40,7 +41,7 @@ def build(n: int, k: int) -> None:
     """Leave a cache entry as DeepGEMM does: all files, the marker last."""
     folder = Path(os.environ["DG_JIT_CACHE_DIR"], "cache", f"sm90_gemm.{n:x}{k:x}")
     folder.mkdir(parents=True, exist_ok=True)
-    source = "auto p = reinterpret_cast<void*>(&sm90_gemm_impl<\n  Major::K, 0, {}, {},\n  1>);\n"
+    source = "auto p = (void*)(&sm90_gemm_impl<\n  Major::K, 0, {}, {},\n  1>);\n"
     (folder / "kernel.cu").write_text(source.format(n, k))
     (folder / "kernel.cubin").write_bytes(b"\x7fELF")
     (folder / ".committed").touch()
@@ -130,7 +131,7 @@ def main() -> None:
     if script.report and on:
         report = {
             "layers": {"registered": 8, "unregistered": script.unregistered},
-            "kernels": {"built": len(script.kernels), "hit": 0, "failed": []},
+            "specs": script.specs,
         }
         path = Path(os.environ["VLLM_DEEP_GEMM_WARMUP_REPORT"])
         path.write_text(json.dumps(report))

@@ -109,6 +109,18 @@ def test_an_unregistered_layer_fails_and_is_named(
     assert "unregistered layer: layers.0.up: no stamp" in capsys.readouterr().out
 
 
+def test_a_failed_kernel_fails_and_is_named(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {"entry_point": "fp8_gemm_nt", "n": 576, "k": 2048}
+    failed = [{"rows": 33, "reason": "nvcc: out of memory"}]
+
+    assert prove(model, specs=[spec, spec | {"failed": failed}]) == 1
+    assert "failed kernel: fp8_gemm_nt N=576 K=2048: nvcc: out of memory" in (
+        capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [

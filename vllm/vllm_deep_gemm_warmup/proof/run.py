@@ -163,11 +163,15 @@ def _report(path: Path) -> tuple[int | None, tuple[str, ...], tuple[str, ...]]:
     if not path.is_file():
         return None, (), ()
     report = json.loads(path.read_text())
-    layers, kernels = report["layers"], report["kernels"]
+    layers = report["layers"]
     return (
         int(layers["registered"]),
         tuple(f"{row['name']}: {row['reason']}" for row in layers["unregistered"]),
-        tuple(f"{row['spec']}: {row['reason']}" for row in kernels["failed"]),
+        tuple(
+            f"{spec['entry_point']} N={spec['n']} K={spec['k']}: {failure['reason']}"
+            for spec in report["specs"]
+            for failure in spec.get("failed", ())
+        ),
     )
 
 
