@@ -13,7 +13,14 @@ from pathlib import Path
 from . import generate
 
 SOURCE = Path(__file__).resolve().parent / "csrc"
-FLAGS = ("-O1", "-fPIC", "-shared", "-std=gnu11", "-Wall", "-Wno-deprecated-declarations")
+FLAGS = (
+    "-O1",
+    "-fPIC",
+    "-shared",
+    "-std=gnu11",
+    "-Wall",
+    "-Wno-deprecated-declarations",
+)
 _MATHEMATICS = (
     "cublas_api.h",
     "cublas_v2.h",
@@ -180,7 +187,9 @@ def _build(
     def link(output: str, names: Iterable[str], *flags: str) -> None:
         command = [compiler, *FLAGS, *headers.include_flags, f"-Wl,-soname,{output}"]
         command += ["-o", str(work / output), *(str(source / n) for n in names), *flags]
-        done = subprocess.run(command, capture_output=True, text=True, env=dict(environ))
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=dict(environ)
+        )
         if done.returncode != 0:
             raise BuildError(
                 f"stand-in device ({output}): {compiler} failed: {done.stderr.strip()}"

@@ -129,7 +129,6 @@ def check_devices(devices: int) -> int:
     """
     if not 1 <= devices <= MAX_DEVICES:
         raise ValueError(
-            f"stand-in device (devices={devices}): out of range; "
-            f"use 1 to {MAX_DEVICES}"
+            f"stand-in device (devices={devices}): out of range; use 1 to {MAX_DEVICES}"
         )
     return devices

@@ -1,13 +1,14 @@
-"""Writes the C text that CUDA's headers decide: every declared function, names of errors.
+"""Writes the C text that CUDA's headers decide: every function they declare.
 
-A function that no source file defines is weak here and answers "not supported" (CUDA)
-or does nothing and succeeds (mathematics), so the linker picks ours wherever one exists.
+Functions are weak here, so the linker takes the one of a source file where there is
+one. The others answer "not supported" (CUDA) or succeed and do nothing (mathematics).
 """
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+_WEAK = "__attribute__((weak)) int"
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _UNSUPPORTED_CODE = {
     "cublas": 15,
@@ -45,16 +46,14 @@ def aliases(header: str) -> list[tuple[str, str]]:
 
 def runtime_names(header: str) -> set[str]:
     """Every function of ``cuda_runtime_api.h``."""
-    return set(
-        re.findall(r"\bCUDARTAPI\s+(cuda[A-Z]\w*)\s*\(", strip_comments(header))
-    )
+    return set(re.findall(r"\bCUDARTAPI\s+(cuda[A-Z]\w*)\s*\(", strip_comments(header)))
 
 
 def errors(*headers: str) -> list[tuple[int, str]]:
     """(code, name) of the runtime's errors, then the driver's where none was."""
     found: dict[int, str] = {}
     for header in headers:
-        pattern = r"\b(cudaError\w+|cudaSuccess|CUDA_ERROR_\w+|CUDA_SUCCESS)\s*=\s*(\d+)"
+        pattern = r"\b(cuda(?:Error\w+|Success)|CUDA_(?:ERROR\w+|SUCCESS))\s*=\s*(\d+)"
         for name, code in re.findall(pattern, strip_comments(header)):
             found.setdefault(int(code), name)
     return sorted(found.items())
@@ -67,8 +66,7 @@ def declared_source(
     names = driver_names(cuda) | runtime_names(runtime) | set(extra)
     lines = ["extern int si_unsupported(const char *);"]
     lines += [
-        f"__attribute__((weak)) int {name}(void) "
-        f'{{ return si_unsupported("{name}"); }}'
+        f'{_WEAK} {name}(void) {{ return si_unsupported("{name}"); }}'
         for name in sorted(names)
     ]
     lines.append("struct si_alias { const char *name, *symbol; };")
@@ -89,7 +87,8 @@ def _mathematics_body(name: str) -> str | None:
     if prefix is None:
         return None
     if name in _NOT_HANDLES or _ANSWERS.search(name):
-        return f'(void) {{ si_unsupported("{name}"); return {_UNSUPPORTED_CODE[prefix]}; }}'
+        code = _UNSUPPORTED_CODE[prefix]
+        return f'(void) {{ si_unsupported("{name}"); return {code}; }}'
     if "Create" in name:
         return "(void **out) { *out = calloc(1, 256); return 0; }"
     return "(void) { return 0; }"
@@ -106,14 +105,14 @@ def mathematics_source(headers: Iterable[str]) -> str:
         names.update(re.findall(renamed, header))
     bodies = ((name, _mathematics_body(name)) for name in sorted(names))
     lines = ["#include <stdlib.h>", "extern int si_unsupported(const char *);"]
-    lines += [f"__attribute__((weak)) int {name}{body}" for name, body in bodies if body]
+    lines += [f"{_WEAK} {name}{body}" for name, body in bodies if body]
     return "\n".join(lines) + "\n"
 
 
 def collective_source(header: str) -> str:
     """C text: weak functions for every call of NCCL."""
     names = sorted(set(re.findall(r"\b(p?nccl[A-Z]\w*)\s*\(", strip_comments(header))))
-    lines = [f"__attribute__((weak)) int {name}(void) {{ return 0; }}" for name in names]
+    lines = [f"{_WEAK} {name}(void) {{ return 0; }}" for name in names]
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -82,9 +83,19 @@ def _run(command: Sequence[str], env: dict[str, str]) -> int:
         print(f"stand-in device ({command[0]}): no such command", file=sys.stderr)
         return 127
     with subprocess.Popen([program, *command[1:]], env=env) as child:
-        while True:
-            try:
-                return child.wait()
-            except KeyboardInterrupt:
-                # The terminal told the child too; wait for it to end in its own way.
-                continue
+
+        def pass_on(number: int, frame: object) -> None:
+            child.send_signal(number)
+
+        # The terminal tells the child about Ctrl-C by itself; others tell only us.
+        previous = {
+            signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
+            signal.SIGHUP: signal.signal(signal.SIGHUP, pass_on),
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        }
+        try:
+            status = child.wait()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+    return status if status >= 0 else 128 - status

@@ -1,20 +1,32 @@
-"""Gives one result a meaning: how many tokens a request sampled (V2 model runner).
+"""Gives two results of sampling a meaning, which no kernel does on the stand-in.
 
 Loaded by the interpreter because the stand-in's environment puts this folder first on
-``PYTHONPATH``; does nothing unless the stand-in is active. On a device, a kernel writes
-that number (1 for a request whose prompt is complete, else 0). Here no kernel runs, the
-number would read 0 for ever and no request would end. So ``Sampler.__call__`` of
-``vllm.v1.worker.gpu.sample.sampler`` is followed by a copy of the same numbers, computed
-from what the host already knows of the batch. Nothing else of vLLM is touched.
+``PYTHONPATH``; does nothing unless the stand-in is active. What it substitutes:
+
+* V2 model runner (``vllm.v1.worker.gpu.sample.sampler``): how many tokens a request
+  sampled, which a kernel writes on a device (``get_num_sampled_and_rejected``): 1 for
+  a request whose prompt is complete, else 0. It would read 0 for ever here and no
+  request would end. The same numbers follow from what the host knows of the batch.
+* both runners: the sampled token ids, which would be whatever the memory held before;
+  they are 0 instead, so that no answer depends on chance.
+
+Nothing else of vLLM is touched.
 """
 
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
-_TARGET = "vllm.v1.worker.gpu.sample.sampler"
+
+def _write_zeros(tensor: Any) -> None:
+    """By a copy from the host, since ``zero_`` is a kernel and does nothing here."""
+    import torch
+
+    tensor.copy_(torch.zeros(tensor.shape, dtype=tensor.dtype))
 
 
-def _give_meaning(module):
+def _v2(module: Any) -> None:
     import functools
 
     import torch
@@ -22,54 +34,78 @@ def _give_meaning(module):
     original = module.Sampler.__call__
 
     @functools.wraps(original)
-    def sample(self, logits, input_batch, *args, **kwargs):
-        output = original(self, logits, input_batch, *args, **kwargs)
+    def sample(
+        self: Any, logits: Any, input_batch: Any, *rest: Any, **named: Any
+    ) -> Any:
+        output = original(self, logits, input_batch, *rest, **named)
         count = input_batch.num_reqs
         lengths = input_batch.seq_lens_cpu_upper_bound[:count]
         prompts = torch.as_tensor(input_batch.prefill_len_np[:count])
         done = (lengths >= prompts).to(output.num_sampled.dtype)
         output.num_sampled[:count].copy_(done)
-        output.num_rejected.zero_()
+        _write_zeros(output.num_rejected)
+        _write_zeros(output.sampled_token_ids)
         return output
 
     module.Sampler.__call__ = sample
 
 
+def _v1(module: Any) -> None:
+    import functools
+
+    original = module.Sampler.forward
+
+    @functools.wraps(original)
+    def forward(*rest: Any, **named: Any) -> Any:
+        output = original(*rest, **named)
+        _write_zeros(output.sampled_token_ids)
+        return output
+
+    module.Sampler.forward = forward
+
+
+_SUBSTITUTES: dict[str, Callable[[Any], None]] = {
+    "vllm.v1.worker.gpu.sample.sampler": _v2,
+    "vllm.v1.sample.sampler": _v1,
+}
+
+
 class _Finder:
-    """Lets the other finders find the module and acts when it has been executed."""
+    """Lets the other finders find a module and acts when it has been executed."""
 
     @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name != _TARGET:
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        substitute = _SUBSTITUTES.get(name)
+        if substitute is None:
             return None
         for finder in sys.meta_path:
             if finder is _Finder or not hasattr(finder, "find_spec"):
                 continue
-            spec = finder.find_spec(name, path, target)
+            spec: Any = finder.find_spec(name, path, target)
             if spec is not None:
                 break
         else:
             return None
         execute = spec.loader.exec_module
 
-        def exec_module(module):
+        def exec_module(module: Any) -> None:
             execute(module)
-            _give_meaning(module)
+            substitute(module)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-def _next_sitecustomize():
+def _next_sitecustomize() -> None:
     """Runs the ``sitecustomize`` that this one stands in front of, if there is one."""
     from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+    from pathlib import Path
 
-    here = os.path.dirname(os.path.abspath(__file__))
-    rest = [p for p in sys.path if os.path.abspath(p or ".") != here]
+    here = Path(__file__).resolve().parent
+    rest = [entry for entry in sys.path if Path(entry).resolve() != here]
     spec = PathFinder.find_spec("sitecustomize", rest)
     if spec is not None and spec.loader is not None:
-        from importlib.util import module_from_spec
-
         spec.loader.exec_module(module_from_spec(spec))
 
 
