@@ -98,6 +98,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             tma_aligned_scales=envs.VLLM_USE_DEEP_GEMM_TMA_ALIGNED_SCALES,
             use_ue8m0=self.use_deep_gemm_e8m0,
         )
+        self._quant_enabled = self.quant_fp8.enabled()
 
     @classmethod
     def is_supported(
@@ -243,7 +244,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         # The wrapper quantizes by itself and does not ask for TMA alignment.
         if self.dispatcher is not None or not self.quant_fp8.tma_aligned_scales:
             return [ScaleLayout.COLUMN_MAJOR]
-        if self.quant_fp8.enabled():
+        if self._quant_enabled:
             return [ScaleLayout.COLUMN_MAJOR_TMA_ALIGNED]
         # The compiler may replace the quantization operator by PyTorch code,
         # which knows no alignment.

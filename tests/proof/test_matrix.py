@@ -1,0 +1,81 @@
+"""The matrix: which runs it holds, and that it takes up where it was left."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from vllm_deep_gemm_warmup.proof import matrix, run
+from vllm_deep_gemm_warmup.proof.settings import Settings
+
+
+def row(settings: Settings, commit: str, late: tuple[str, ...] = ()) -> str:
+    result = run.Result(
+        settings=settings.facts(), base="0.33.0", commit=commit, nvcc="declared fake",
+        layers=8, unregistered=(), failed=(), deep_gemm_before=40,
+        deep_gemm_after=late, flashinfer_before=0, flashinfer_after=("a",),
+        asked=1019, right=1019, wrong=(), ready_seconds=41.0, request_seconds=9.0,
+    )  # fmt: skip
+    return json.dumps(asdict(result)) + "\n"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"vocab_size": 32}')
+    (tmp_path / "README.md").touch()
+    return tmp_path
+
+
+def arguments(models: Path, rows: Path) -> list[str]:
+    return [str(models), f"--rows={rows}", "--only=two", "--kernel=deep_gemm"]
+
+
+def cells(models: Path) -> list[Settings]:
+    template = Settings(model=models, nvcc="fake")
+    return [
+        cell
+        for cell in matrix.cells([models / "two"], template, full=False)
+        if cell.kernel == "deep_gemm"
+    ]
+
+
+def test_every_folder_meets_every_device_mode_and_kernel(models: Path) -> None:
+    folders = [models / "one", models / "two"]
+
+    found = matrix.cells(folders, Settings(model=models), full=True)
+
+    keys = {(c.model, c.device, c.mode, c.runner, c.kernel) for c in found}
+    assert len(keys) == len(found) == 2 * 2 * 2 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("late", "status"), [((), 0), (("sm90_gemm<576>",), 1)], ids=["proved", "late"]
+)
+def test_runs_on_file_are_not_repeated(
+    models: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    late: tuple[str, ...],
+    status: int,
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    lines = [row(cell, run.commit(), late) for cell in cells(models)]
+    rows.write_text("".join(lines) + '{"cut off')
+
+    assert matrix.main(arguments(models, rows)) == status
+
+    table = capsys.readouterr().out.splitlines()
+    after = str(len(late))
+    assert table[2].split(" | ")[:9] == [
+        "| two", "h100", "eager", "v2", "deep_gemm", "overlay", "8", "40", after,
+    ]  # fmt: skip
+    assert len(table) == 2 + 4
+
+
+def test_a_folder_without_models_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert matrix.main([str(tmp_path)]) == 2
+    assert "no folder with config.json" in capsys.readouterr().err

@@ -1,0 +1,261 @@
+"""The command against a small real HTTP server: right, wrong, dying and hanging."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_deep_gemm_warmup.proof import run
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"vocab_size": 32}')
+    return folder
+
+
+def arguments(model: Path, *more: str) -> list[str]:
+    return [
+        str(model), "--device=real", f"--vllm={FAKE}", "--max-num-batched-tokens=64",
+        "--start-timeout=60", *more,
+    ]  # fmt: skip
+
+
+class Runner:
+    """Runs the command in this process for a script of the fake server."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.monkeypatch, self.json = monkeypatch, tmp_path / "result.json"
+        self.temporary = tmp_path / "temporary"
+        self.temporary.mkdir()
+        monkeypatch.setenv("TMPDIR", str(self.temporary))
+        monkeypatch.setattr("tempfile.tempdir", None)
+
+    def __call__(self, model: Path, *more: str, **script: Any) -> int:
+        self.monkeypatch.setenv("FAKE_VLLM", json.dumps(script))
+        return run.main(arguments(model, f"--json={self.json}", *more))
+
+    @property
+    def result(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads(self.json.read_text())
+        return loaded
+
+
+@pytest.fixture
+def prove(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runner:
+    return Runner(monkeypatch, tmp_path)
+
+
+def test_right_answers_and_no_late_kernel_prove(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = prove(model, kernels=[(4096, 1024), (6144, 1024)])
+
+    printed = capsys.readouterr().out
+    assert status == 0
+    assert "DeepGEMM kernels          2 before ready, 0 after" in printed
+    assert "layers registered         8" in printed
+    assert "PROVED" in printed
+    assert prove.result["asked"] == prove.result["right"] == 463 + 556
+    assert not list(prove.temporary.iterdir())
+
+
+def test_a_kernel_after_ready_fails_and_is_named(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = prove(model, kernels=[(4096, 1024)], late={"33": (576, 2048)})
+
+    printed = capsys.readouterr().out
+    assert status == 1
+    assert "1 before ready, 1 after" in printed
+    assert "sm90_gemm_impl N=576 K=2048 <Major::K, 0, 576, 2048, 1>" in printed
+    assert "FAILED" in printed
+
+
+def test_stock_is_measured_not_judged(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = prove(model, "--stock", late={"33": (576, 2048)})
+
+    printed = capsys.readouterr().out
+    assert status == 0
+    assert "not reported by stock" in printed
+    assert "0 before ready, 1 after" in printed
+
+
+def test_without_a_report_nothing_is_proved(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prove(model, report=False) == 1
+    assert "the warmup wrote none, so this was stock" in capsys.readouterr().out
+
+
+def test_an_unregistered_layer_fails_and_is_named(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = prove(model, unregistered=[{"name": "layers.0.up", "reason": "no stamp"}])
+
+    assert status == 1
+    assert "unregistered layer: layers.0.up: no stamp" in capsys.readouterr().out
+
+
+def test_a_failed_kernel_fails_and_is_named(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {"entry_point": "fp8_gemm_nt", "n": 576, "k": 2048}
+    failed = [{"rows": 33, "reason": "nvcc: out of memory"}]
+
+    assert prove(model, specs=[spec, spec | {"failed": failed}]) == 1
+    assert "failed kernel: fp8_gemm_nt N=576 K=2048: nvcc: out of memory" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ("status", "prompt of 17: status 500"),
+        ("text", "prompt of 17: not a completion: not an object"),
+        ("tokens", "prompt of 17: 1 tokens, 2 asked for"),
+        ("ids", "prompt of 17: 1 token ids, 2 asked for"),
+        ("prompt", "prompt of 17: 16 prompt tokens counted, 17 sent"),
+        ("drop", "prompt of 17: no answer"),
+    ],
+)
+@pytest.mark.parametrize("stock", [(), ("--stock",)], ids=["overlay", "stock"])
+def test_a_wrong_answer_fails_and_names_the_request(
+    prove: Runner,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    bad: str,
+    reason: str,
+    stock: tuple[str, ...],
+) -> None:
+    assert prove(model, *stock, bad={"17": bad}) == 1
+    assert reason in capsys.readouterr().out
+
+
+def test_a_server_that_dies_shows_status_and_log(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prove(model, dies=3) == 1
+
+    error = capsys.readouterr().err
+    assert "ended with status 3 before it was ready" in error
+    assert "RuntimeError: no kernel for you" in error
+    assert not list(prove.temporary.iterdir())
+
+
+def test_a_server_that_never_is_healthy_is_ended(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prove(model, "--start-timeout=2", healthy=False) == 1
+    assert "not ready after 2 s; give more with --start-timeout" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "no config.json in it"),
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        ("{}", "no vocab_size"),
+    ],
+)
+def test_an_unusable_folder_is_refused(
+    prove: Runner,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+    reason: str,
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+
+    assert prove(folder) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_missing_folder_is_refused(
+    prove: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prove(tmp_path / "nowhere") == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_a_missing_program_is_named(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prove(model, "--vllm=/nowhere/vllm") == 1
+    assert "server: cannot start /nowhere/vllm" in capsys.readouterr().err
+
+
+def test_caches_of_stock_and_ours_are_kept_apart(
+    prove: Runner, model: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    for more in ((), ("--stock",)):
+        assert prove(model, f"--keep-cache={kept}", *more, kernels=[(64, 128)]) == 0
+
+    entries = sorted(path.relative_to(kept) for path in kept.rglob(".committed"))
+    assert [entry.parts[0] for entry in entries] == [
+        "overlay-real-nvcc",
+        "stock-real-nvcc",
+    ]
+
+
+def alive(pid: int) -> bool:
+    # A zombie, which the machine's init has yet to reap, runs no more.
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process_port_or_folder(
+    model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    note, temporary = tmp_path / "child", tmp_path / "temporary"
+    temporary.mkdir()
+    environ = os.environ | {
+        "TMPDIR": str(temporary),
+        "FAKE_VLLM": json.dumps({"healthy": False, "child": str(note)}),
+    }
+    command = [sys.executable, "-m", run.__name__, *arguments(model)]
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE) as process:
+        while not (note.is_file() and note.read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, error = process.communicate()
+
+    pid, port = map(int, note.read_text().split())
+    assert process.returncode == 130
+    assert error.decode().strip() == "interrupted"
+    assert not alive(pid)
+    assert not list(temporary.iterdir())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))
+
+
+def test_a_server_that_ignores_signals_is_killed(
+    prove: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_deep_gemm_warmup.proof.server.GRACE_SECONDS", 1.0)
+    note = tmp_path / "child"
+
+    assert prove(model, "--stock", ignores=True, child=str(note)) == 0
+    assert not alive(int(note.read_text().split()[0]))

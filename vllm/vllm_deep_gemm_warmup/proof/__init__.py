@@ -1,0 +1,1 @@
+"""The proof: `vllm serve` on the stand-in, real requests, and a count of kernels."""

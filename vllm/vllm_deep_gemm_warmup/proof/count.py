@@ -1,0 +1,78 @@
+"""Counts compiled kernels: DeepGEMM's cache entries and FlashInfer's own."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_TEMPLATE = re.compile(r"&\s*(?:\w+::)*(\w+)\s*<([^;]*?)>\s*\)?\s*;", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One compiled kernel: its folder, its function and its template arguments."""
+
+    folder: str
+    kernel: str
+    arguments: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """(N, K) of a GEMM: the arguments after the layout and M, which is 0."""
+        if "gemm" not in self.kernel or len(self.arguments) < 4:
+            return None
+        n, k = self.arguments[2:4]
+        return (int(n), int(k)) if n.isdigit() and k.isdigit() else None
+
+    def __str__(self) -> str:
+        if not self.arguments:
+            return self.folder
+        shape = f" N={self.shape[0]} K={self.shape[1]}" if self.shape else ""
+        return f"{self.kernel}{shape} <{', '.join(self.arguments)}>"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Kernels present at one moment."""
+
+    deep_gemm: frozenset[Entry]
+    flashinfer: frozenset[str]
+
+
+def _entry(folder: Path) -> Entry:
+    kernel = folder.name.partition(".")[0]
+    source = folder / "kernel.cu"
+    found = _TEMPLATE.search(source.read_text()) if source.is_file() else None
+    if found is None:
+        return Entry(folder.name, kernel, ())
+    arguments = tuple(" ".join(part.split()) for part in found[2].split(","))
+    return Entry(folder.name, found[1], arguments)
+
+
+def deep_gemm_entries(cache_dir: Path) -> frozenset[Entry]:
+    """Return the committed entries of the ``DG_JIT_CACHE_DIR`` folder ``cache_dir``."""
+    return frozenset(
+        _entry(marker.parent) for marker in cache_dir.glob("cache/*/.committed")
+    )
+
+
+def flashinfer_entries(cache_dir: Path) -> frozenset[str]:
+    """Return the kernels in the ``TRTLLM_DG_CACHE_DIR`` folder ``cache_dir``."""
+    return frozenset(
+        cubin.parent.name for cubin in cache_dir.glob("cache/*/nvcc_kernel.cubin")
+    )
+
+
+def snapshot(deep_gemm: Path, flashinfer: Path) -> Snapshot:
+    """Return what both cache folders hold now; a missing folder holds nothing."""
+    return Snapshot(deep_gemm_entries(deep_gemm), flashinfer_entries(flashinfer))
+
+
+def compilers(cache_dir: Path) -> tuple[str, ...]:
+    """Return path and version of the compilers that the entries record."""
+    found: dict[str, None] = {}
+    for meta in sorted(cache_dir.glob("cache/*/meta.json")):
+        recorded = json.loads(meta.read_text()).get("compiler_info", {})
+        version = re.search(r"V\d[\d.]*", recorded.get("version", ""))
+        found[f"{recorded.get('path')} {version[0] if version else ''}".strip()] = None
+    return tuple(found)

@@ -1,0 +1,103 @@
+"""Decides a server's environment: its private caches, its device, and its nvcc."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_deep_gemm_warmup.proof import fake_nvcc
+from vllm_deep_gemm_warmup.proof.settings import REAL, Settings
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The folders one server may write to; ``scratch`` goes when the server does.
+
+    ``private`` belongs to one side (stock or ours) and one kind of nvcc: vLLM's compile
+    cache looks at source text, and FlashInfer's names do not name the compiler.
+    """
+
+    private: Path
+    flashinfer: Path
+    scratch: Path
+
+    @property
+    def deep_gemm(self) -> Path:
+        """DeepGEMM's compiled kernels."""
+        return self.private / "deep_gemm"
+
+    @property
+    def flashinfer_deep_gemm(self) -> Path:
+        """The kernels that FlashInfer's DeepGEMM compiles for fewer than 32 rows."""
+        return self.private / "flashinfer_deep_gemm"
+
+    @property
+    def report(self) -> Path:
+        """The JSON report of the warmup."""
+        return self.scratch / "report.json"
+
+
+def caches(settings: Settings, scratch: Path) -> Caches:
+    """Return a run's cache folders; without ``--keep-cache`` all in ``scratch``."""
+    root = (settings.keep_cache or scratch / "cache").resolve()
+    flashinfer = settings.flashinfer_cache or root / "flashinfer"
+    return Caches(
+        private=root / f"{settings.side}-{settings.nvcc}-nvcc",
+        flashinfer=flashinfer.resolve(),
+        scratch=scratch,
+    )
+
+
+def _own(settings: Settings, where: Caches) -> dict[str, str]:
+    values = {
+        "VLLM_CACHE_ROOT": where.private / "vllm",
+        "DG_JIT_CACHE_DIR": where.deep_gemm,
+        "TRTLLM_DG_CACHE_DIR": where.flashinfer_deep_gemm,
+        "TRITON_CACHE_DIR": where.private / "triton",
+        "TORCHINDUCTOR_CACHE_DIR": where.private / "inductor",
+        "XDG_CACHE_HOME": where.private / "other",
+        "FLASHINFER_WORKSPACE_BASE": where.flashinfer,
+        "TMPDIR": where.scratch / "tmp",
+    }
+    for folder in values.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    values["VLLM_DEEP_GEMM_WARMUP_REPORT"] = where.report
+    switches = {
+        "VLLM_DEEP_GEMM_OVERLAY": "0" if settings.stock else "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if settings.runner == "v2" else "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    if settings.kernel == "deep_gemm":
+        switches["VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER"] = "0"
+    return {name: str(path) for name, path in values.items()} | switches
+
+
+def server_environment(
+    settings: Settings, where: Caches, base_env: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the complete environment of the server, and make its cache folders.
+
+    On the overlay side with the real nvcc the toolchain is left for the product to
+    find. On the stock side, and beside the fake (which cannot build FlashInfer's own
+    module), it is found here, the same way.
+    """
+    environ = dict(base_env)
+    if settings.device != REAL:
+        from vllm_deep_gemm_warmup import standin
+
+        environ = standin.environment(
+            settings.device, devices=settings.tp, base_env=base_env
+        )
+    # Last: the stand-in's own build belongs to the user's cache, not to one run's.
+    environ |= _own(settings, where)
+    if settings.stock or settings.nvcc == "fake":
+        from vllm_deep_gemm_warmup import toolchain
+
+        environ |= toolchain.environment(toolchain.read_facts(environ))
+    if settings.nvcc == "fake":
+        program = str(fake_nvcc.install(where.scratch / "fake"))
+        environ |= {
+            "DG_JIT_NVCC_COMPILER": program,
+            "TRTLLM_DG_NVCC_COMPILER": program,
+        }
+    return environ

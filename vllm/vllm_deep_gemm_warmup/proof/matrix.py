@@ -1,0 +1,175 @@
+"""Runs every model folder in every mode and prints one table; resumable."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from vllm_deep_gemm_warmup.proof import run
+from vllm_deep_gemm_warmup.proof.server import ServerError
+from vllm_deep_gemm_warmup.proof.settings import Settings, UsageError
+
+COLUMNS = (
+    "model", "device", "mode", "runner", "kernel", "side", "layers",
+    "before", "after", "FlashInfer before", "FlashInfer after", "requests", "ready s",
+    "requests s", "commit",
+)  # fmt: skip
+
+
+def cells(folders: Iterable[Path], template: Settings, full: bool) -> list[Settings]:
+    """Return the runs of a matrix; all folders pass before the mode changes.
+
+    Every folder on H100 and H20, eager and with graphs, with vLLM's default kernel
+    choice and with DeepGEMM alone, on the V2 runner. ``full`` adds the V1 runner.
+    """
+    runners = ("v2", "v1") if full else ("v2",)
+    modes = product(
+        ("deep_gemm", "default"), runners, ("eager", "graphs"), ("h100", "h20"), folders
+    )
+    return [
+        replace(
+            template,
+            model=model,
+            device=device,
+            mode=mode,
+            runner=runner,
+            kernel=kernel,
+        )
+        for kernel, runner, mode, device, model in modes
+    ]
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON lines file; a line cut off by an abort is skipped."""
+    if not path.is_file():
+        return
+    for line in path.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _key(facts: Mapping[str, Any], commit: str) -> str:
+    return json.dumps([facts, commit], sort_keys=True)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    facts = row["settings"]
+    side = "stock" if facts["stock"] else "overlay"
+    head = [facts["model"], facts["device"], facts["mode"], facts["runner"]]
+    head += [facts["kernel"], side]
+    if "error" in row:
+        rest = [row["error"].splitlines()[0], *[""] * 7]
+    else:
+        layers = "-" if row["layers"] is None else row["layers"]
+        rest = [
+            layers,
+            row["deep_gemm_before"],
+            len(row["deep_gemm_after"]),
+            row["flashinfer_before"],
+            len(row["flashinfer_after"]),
+            f"{row['right']}/{row['asked']}",
+            row["ready_seconds"],
+            row["request_seconds"],
+        ]
+    return "| " + " | ".join(map(str, [*head, *rest, row["commit"]])) + " |"
+
+
+def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the rows as a markdown table."""
+    head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    return "\n".join(head + [_line(row) for row in rows])
+
+
+def _run(settings: Settings, commit: str) -> tuple[dict[str, Any], bool]:
+    try:
+        result = run.prove(settings, os.environ)
+    except (ServerError, UsageError) as error:
+        print(error, file=sys.stderr, flush=True)
+        row = {"settings": settings.facts(), "commit": commit, "error": str(error)}
+        return row, False
+    run.show(result)
+    return asdict(result), not result.problems
+
+
+def _folders(root: Path, names: Sequence[str]) -> list[Path]:
+    found = sorted(path.parent for path in root.glob("*/config.json"))
+    return [path for path in found if not names or path.name in names]
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="vllm-deep-gemm prove --matrix",
+        description="Prove every model folder in FOLDER on H100 and H20, eager and "
+        "with graphs, with both kernel choices. Rows are kept in a JSON lines file; "
+        "a run that is in it with the same commit is not repeated.",
+    )
+    add = made.add_argument
+    add("folder", type=Path, metavar="FOLDER", help="holds model folders")
+    add("--rows", type=Path, default=Path("matrix.jsonl"), metavar="FILE")
+    add("--only", action="append", default=[], metavar="NAME", help="one model folder")
+    add("--kernel", choices=("default", "deep_gemm"), help="one kernel choice only")
+    add("--mode", choices=("eager", "graphs"), help="one mode only")
+    add("--device", help="one device only")
+    add("--full", action="store_true", help="the V1 runner as well")
+    add("--stock", action="store_true", help="vLLM without this patch set")
+    add("--nvcc", choices=("real", "fake"), default="fake")
+    add("--max-num-batched-tokens", dest="limit", type=int, default=8192, metavar="N")
+    add("--cache", type=Path, metavar="DIR",
+        help="where FlashInfer's module, built once in minutes, is kept")  # fmt: skip
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the matrix; return 0 when every cell of it was proved."""
+    options = _parser().parse_args(argv)
+    folders = _folders(options.folder, options.only)
+    if not folders:
+        print(f"matrix ({options.folder}): no folder with config.json", file=sys.stderr)
+        return 2
+    template = Settings(
+        model=folders[0],
+        stock=options.stock,
+        nvcc=options.nvcc,
+        limit=options.limit,
+        flashinfer_cache=options.cache,
+    )
+    wanted = [
+        cell
+        for cell in cells(folders, template, options.full)
+        if options.kernel in (None, cell.kernel)
+        and options.mode in (None, cell.mode)
+        and options.device in (None, cell.device)
+    ]
+    commit = run.commit()
+    done = {
+        _key(row["settings"], row["commit"]): row
+        for row in read(options.rows)
+        if "error" not in row
+    }
+    rows, proved = [], True
+    for number, cell in enumerate(wanted, 1):
+        row = done.get(_key(cell.facts(), commit))
+        if row is None:
+            print(f"--- {number} of {len(wanted)}", flush=True)
+            row, good = _run(cell, commit)
+            with options.rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        else:
+            good = not run.from_row(row).problems
+        proved = proved and good
+        rows.append(row)
+    print(markdown(rows))
+    return 0 if proved else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,356 @@
+"""The command `vllm-deep-gemm prove`: one server, all requests, kernels counted."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from vllm_deep_gemm_warmup.proof import count, server, workload
+from vllm_deep_gemm_warmup.proof.client import Endpoint, Outcome, send
+from vllm_deep_gemm_warmup.proof.environment import (
+    Caches,
+    caches,
+    server_environment,
+)
+from vllm_deep_gemm_warmup.proof.settings import (
+    REAL,
+    Settings,
+    UsageError,
+    parse,
+    vocab_size,
+)
+
+DISTRIBUTION = "vllm-deep-gemm-warmup"
+SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run showed.
+
+    Kernel counts: ``*_before`` were present when ``/health`` first answered 200,
+    ``*_after`` are the names of those that came later. Seconds are wall time.
+    ``layers`` is None where no report was written (stock writes none).
+    """
+
+    settings: dict[str, Any]
+    base: str
+    commit: str
+    nvcc: str
+    layers: int | None
+    unregistered: tuple[str, ...]
+    failed: tuple[str, ...]
+    deep_gemm_before: int
+    deep_gemm_after: tuple[str, ...]
+    flashinfer_before: int
+    flashinfer_after: tuple[str, ...]
+    asked: int
+    right: int
+    wrong: tuple[str, ...]
+    ready_seconds: float
+    request_seconds: float
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line for each thing that keeps this from being a proof."""
+        found = list(self.wrong)
+        if self.settings["stock"]:
+            return tuple(found)
+        if self.layers is None:
+            found.append(
+                "report: the warmup wrote none, so this was stock; "
+                f"install {DISTRIBUTION} beside this vLLM"
+            )
+        found += [f"unregistered layer: {line}" for line in self.unregistered]
+        found += [f"failed kernel: {line}" for line in self.failed]
+        if self.deep_gemm_after:
+            found.append(
+                f"kernels: {len(self.deep_gemm_after)} DeepGEMM kernels built after "
+                "ready"
+            )
+        return tuple(found)
+
+
+def from_row(row: Mapping[str, Any]) -> Result:
+    """Return the result that ``dataclasses.asdict`` and JSON made ``row`` of."""
+    values: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in row.items()
+    }
+    return Result(**values)
+
+
+def _output(*command: str) -> str | None:
+    if shutil.which(command[0]) is None:
+        return None
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def commit() -> str:
+    """Return the git commit of this code, ``+`` added where the tree differs from it.
+
+    Known from the checkout that the code lies in, or that pip recorded as its source.
+    """
+    places = [Path(__file__).resolve().parent]
+    try:
+        recorded = importlib.metadata.distribution(DISTRIBUTION).read_text(
+            "direct_url.json"
+        )
+    except importlib.metadata.PackageNotFoundError:
+        recorded = None
+    if recorded is not None:
+        source = json.loads(recorded)
+        if "vcs_info" in source:
+            return str(source["vcs_info"]["commit_id"])[:12]
+        url = urllib.parse.urlparse(source["url"])
+        places.append(Path(urllib.parse.unquote(url.path)))
+    for place in places:
+        # A wheel's folder may lie inside someone else's repository.
+        if _output("git", "-C", str(place), "ls-files", "--error-unmatch", ".") is None:
+            continue
+        head = _output("git", "-C", str(place), "rev-parse", "--short=12", "HEAD")
+        if head:
+            changed = _output("git", "-C", str(place), "status", "--porcelain")
+            return f"{head}+" if changed else head
+    return "unknown"
+
+
+def base_version() -> str:
+    """Return the version of the vLLM beside this package."""
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def serve_command(settings: Settings, port: int) -> list[str]:
+    """Return the command that starts the server of ``settings`` on ``port``."""
+    command = [
+        *settings.vllm,
+        "serve",
+        str(settings.model.resolve()),
+        "--host=127.0.0.1",
+        f"--port={port}",
+        f"--served-model-name={settings.model.resolve().name}",
+        "--load-format=dummy",
+        "--skip-tokenizer-init",
+        "--no-enable-prefix-caching",
+        "--disable-uvicorn-access-log",
+        f"--max-num-batched-tokens={settings.limit}",
+        f"--max-model-len={workload.longest(settings.limit)}",
+        f"--tensor-parallel-size={settings.tp}",
+    ]
+    if settings.mode == "eager":
+        command.append("--enforce-eager")
+    if settings.tp > 1:
+        command.append("--disable-custom-all-reduce")
+    return [*command, *settings.extra]
+
+
+def _report(path: Path) -> tuple[int | None, tuple[str, ...], tuple[str, ...]]:
+    """Return (registered layers or None, unregistered layers, failed kernels)."""
+    if not path.is_file():
+        return None, (), ()
+    report = json.loads(path.read_text())
+    layers = report["layers"]
+    return (
+        int(layers["registered"]),
+        tuple(f"{row['name']}: {row['reason']}" for row in layers["unregistered"]),
+        tuple(
+            f"{spec['entry_point']} N={spec['n']} K={spec['k']}: {failure['reason']}"
+            for spec in report["specs"]
+            for failure in spec.get("failed", ())
+        ),
+    )
+
+
+def _nvcc(settings: Settings, where: Caches) -> str:
+    if settings.nvcc == "fake":
+        return "declared fake"
+    used = count.compilers(where.deep_gemm)
+    return f"real: {', '.join(used)}" if used else "real"
+
+
+def _steps(settings: Settings) -> list[list[workload.Request]]:
+    sized = [[request] for request in workload.sized_requests(settings.limit)]
+    return sized + workload.batch_requests()
+
+
+def _measure(
+    settings: Settings, where: Caches, environ: Mapping[str, str], log: Path
+) -> Result:
+    words = vocab_size(settings.model)
+    port = server.free_port()
+    command = serve_command(settings, port)
+    with server.running(command, environ, port, log, settings.start_timeout) as up:
+        before = count.snapshot(where.deep_gemm, where.flashinfer_deep_gemm)
+        print(
+            f"ready after {up.seconds:.1f} s, {len(before.deep_gemm)} DeepGEMM kernels",
+            flush=True,
+        )
+        endpoint = Endpoint(up.base_url, settings.model.resolve().name, words)
+        outcome = send(endpoint, _steps(settings), settings.request_timeout)
+        if outcome.wrong:
+            print(f"the server's log ends with\n{server.tail(log)}", file=sys.stderr)
+    after = count.snapshot(where.deep_gemm, where.flashinfer_deep_gemm)
+    return _result(settings, where, before, after, outcome, up.seconds)
+
+
+def _result(
+    settings: Settings,
+    where: Caches,
+    before: count.Snapshot,
+    after: count.Snapshot,
+    outcome: Outcome,
+    ready_seconds: float,
+) -> Result:
+    layers, unregistered, failed = _report(where.report)
+    return Result(
+        settings=settings.facts(),
+        base=base_version(),
+        commit=commit(),
+        nvcc=_nvcc(settings, where),
+        layers=layers,
+        unregistered=unregistered,
+        failed=failed,
+        deep_gemm_before=len(before.deep_gemm),
+        deep_gemm_after=tuple(sorted(map(str, after.deep_gemm - before.deep_gemm))),
+        flashinfer_before=len(before.flashinfer),
+        flashinfer_after=tuple(sorted(after.flashinfer - before.flashinfer)),
+        asked=outcome.asked,
+        right=outcome.right,
+        wrong=outcome.wrong,
+        ready_seconds=round(ready_seconds, 1),
+        request_seconds=round(outcome.seconds, 1),
+    )
+
+
+def prove(settings: Settings, base_env: Mapping[str, str]) -> Result:
+    """Run one proof and return what it showed.
+
+    No process, port or temporary folder is left, however this ends.
+
+    Raises:
+        UsageError: the model folder cannot be used.
+        server.ServerError: the server did not become ready.
+    """
+    vocab_size(settings.model)
+    with tempfile.TemporaryDirectory(
+        prefix="vllm-deep-gemm-", ignore_cleanup_errors=True
+    ) as name:
+        scratch = Path(name)
+        where = caches(settings, scratch)
+        environ = server_environment(settings, where, base_env)
+        log = scratch / "server.log"
+        try:
+            return _measure(settings, where, environ, log)
+        finally:
+            if settings.log is not None and log.is_file():
+                shutil.copyfile(log, settings.log)
+
+
+def table(result: Result) -> str:
+    """Return the result as lines of a name and a value."""
+    facts = result.settings
+    side = "vLLM as it is" if facts["stock"] else "this patch set"
+    device = facts["device"]
+    where = "this machine's GPU" if device == REAL else f"stand-in for {device}"
+    layers = "not reported by stock" if facts["stock"] else "no report"
+    rows = {
+        "model": f"{facts['model']}, {' '.join(facts['extra'])}".rstrip(", "),
+        "base": f"vllm {result.base}, {side}, commit {result.commit}",
+        "device": f"{where}, tensor parallel {facts['tp']}",
+        "mode": f"{facts['mode']}, runner {facts['runner']}, kernel {facts['kernel']}, "
+        f"at most {facts['limit']} rows",
+        "nvcc": result.nvcc,
+        "layers registered": layers if result.layers is None else str(result.layers),
+        "DeepGEMM kernels": f"{result.deep_gemm_before} before ready, "
+        f"{len(result.deep_gemm_after)} after",
+        "FlashInfer's own kernels": f"{result.flashinfer_before} before ready, "
+        f"{len(result.flashinfer_after)} after",
+        "requests": f"{result.right} of {result.asked} answered as asked",
+        "seconds": f"{result.ready_seconds} to ready, "
+        f"{result.request_seconds} of requests",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _list(title: str, lines: Sequence[str]) -> None:
+    if not lines:
+        return
+    print(f"{title}:")
+    for line in lines[:SHOWN]:
+        print(f"  {line}")
+    if len(lines) > SHOWN:
+        print(f"  and {len(lines) - SHOWN} more")
+
+
+def show(result: Result) -> None:
+    """Print the table, the kernels built after ready, and the verdict."""
+    print(table(result))
+    _list("DeepGEMM kernels built after ready", result.deep_gemm_after)
+    _list("FlashInfer kernels built after ready", result.flashinfer_after)
+    _list("problems", result.problems)
+    if result.problems:
+        print("FAILED")
+    else:
+        print("measured" if result.settings["stock"] else "PROVED")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM unwind the stack as Ctrl-C does, so that everything is removed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``vllm-deep-gemm prove ARGV``; return its exit status.
+
+    0: proved (with ``--stock``: every request was right); 1: not; 2: the command line
+    or the model folder cannot be used; 130: interrupted.
+    """
+    if argv and argv[0] == "--matrix":
+        from vllm_deep_gemm_warmup.proof import matrix
+
+        return matrix.main(argv[1:])
+    settings = parse(argv)
+    try:
+        with _interruptible():
+            result = prove(settings, os.environ)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except server.ServerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    show(result)
+    if settings.json is not None:
+        settings.json.write_text(json.dumps(asdict(result), indent=2) + "\n")
+    return 1 if result.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

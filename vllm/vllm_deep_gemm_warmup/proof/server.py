@@ -1,0 +1,148 @@
+"""Starts a server in a process group of its own, waits until it is healthy, ends it."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL_SECONDS = 0.25
+TAIL_LINES = 40
+# A group that ignores SIGINT for this long gets SIGTERM, then SIGKILL.
+GRACE_SECONDS = 20.0
+
+
+class ServerError(RuntimeError):
+    """The server did not become ready; the message ends with its log's tail."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers: its address, its log, and seconds until it was ready."""
+
+    base_url: str
+    log: Path
+    pgid: int
+    seconds: float
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """Return the last ``lines`` lines of ``log``."""
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _group_exists(pgid: int) -> bool:
+    try:
+        os.killpg(pgid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait_for_group(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        process.poll()  # reaps the leader, which would keep the group alive
+        if not _group_exists(process.pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End every process of the group that ``process`` leads, politely at first."""
+    grace = GRACE_SECONDS
+    for number, seconds in (
+        (signal.SIGINT, grace),
+        (signal.SIGTERM, grace / 4),
+        (signal.SIGKILL, grace),
+    ):
+        if not _group_exists(process.pid):
+            break
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        if _wait_for_group(process, seconds):
+            break
+    process.wait()
+
+
+def _healthy(base_url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{base_url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _wait_until_healthy(
+    process: subprocess.Popen[bytes], base_url: str, log: Path, timeout: float
+) -> None:
+    deadline = time.monotonic() + timeout
+    while not _healthy(base_url):
+        status = process.poll()
+        if status is not None:
+            raise ServerError(
+                f"server: ended with status {status} before it was ready; "
+                f"its log ends with\n{tail(log)}"
+            )
+        if time.monotonic() > deadline:
+            raise ServerError(
+                f"server: not ready after {timeout:.0f} s; "
+                f"give more with --start-timeout; its log ends with\n{tail(log)}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    port: int,
+    log: Path,
+    timeout: float,
+) -> Iterator[Server]:
+    """Run ``command`` and hand out the server once ``/health`` answers 200.
+
+    ``timeout`` is in seconds. Whatever happens, no process of the group is left when
+    this returns.
+
+    Raises:
+        ServerError: the command could not be started, ended, or was not ready in time.
+    """
+    base_url = f"http://127.0.0.1:{port}"
+    started = time.monotonic()
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ServerError(f"server: cannot start {command[0]}: {error}") from error
+        try:
+            _wait_until_healthy(process, base_url, log, timeout)
+            yield Server(base_url, log, process.pid, time.monotonic() - started)
+        finally:
+            end(process)

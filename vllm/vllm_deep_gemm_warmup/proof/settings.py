@@ -1,0 +1,135 @@
+"""What one proof is about: the command line of `vllm-deep-gemm prove` as a value."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+DEVICES = "h100, h200, h100-pcie, h20, b200, or a number of SMs"
+REAL = "real"
+
+
+class UsageError(ValueError):
+    """The command line or the model folder cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run of one server.
+
+    ``limit`` is ``--max-num-batched-tokens`` (rows). Timeouts are in seconds. ``vllm``
+    is the command that takes ``serve MODEL_DIR ...``; ``extra`` is appended to it.
+    """
+
+    model: Path
+    device: str = "h100"
+    stock: bool = False
+    mode: str = "eager"
+    runner: str = "v2"
+    kernel: str = "default"
+    nvcc: str = "real"
+    tp: int = 1
+    limit: int = 8192
+    keep_cache: Path | None = None
+    flashinfer_cache: Path | None = None
+    json: Path | None = None
+    log: Path | None = None
+    start_timeout: float = 3600.0
+    request_timeout: float = 900.0
+    vllm: tuple[str, ...] = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+    extra: tuple[str, ...] = ()
+
+    @property
+    def side(self) -> str:
+        """``stock`` or ``overlay``: whose warmup runs."""
+        return "stock" if self.stock else "overlay"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the settings that decide on the result, as JSON values."""
+        values = asdict(self) | {"model": self.model.name, "extra": list(self.extra)}
+        dropped = (
+            "keep_cache", "flashinfer_cache", "json", "log", "vllm",
+            "start_timeout", "request_timeout",
+        )  # fmt: skip
+        return {name: values[name] for name in values if name not in dropped}
+
+
+def vocab_size(folder: Path) -> int:
+    """Return the vocabulary size that the folder's ``config.json`` states.
+
+    Raises:
+        UsageError: the folder or the file is missing, or states none.
+    """
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise UsageError(f"model ({folder}): no such folder; name one that exists")
+    if not path.is_file():
+        raise UsageError(f"model ({folder}): no config.json in it; put one there")
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"model ({path}): not JSON: {error}; mend the file") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"model ({path}): not a JSON object; mend the file")
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        value = part.get("vocab_size")
+        if isinstance(value, int) and value > 0:
+            return value
+    raise UsageError(f"model ({path}): no vocab_size; add it")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of everything before ``--``."""
+    made = argparse.ArgumentParser(
+        prog="vllm-deep-gemm prove",
+        usage="vllm-deep-gemm prove MODEL_DIR [options] [-- vllm serve options]",
+        description="Boot `vllm serve` for a folder that holds a config.json, send "
+        "463 prompt sizes and concurrent batches, and count the kernels built before "
+        "and after it was ready. Exit status 0: every request was answered as asked "
+        "and no DeepGEMM kernel was built after ready.",
+        epilog="`vllm-deep-gemm prove --matrix FOLDER` runs every model folder in "
+        "FOLDER in every mode and prints a table.",
+    )
+    add = made.add_argument
+    add("model", type=Path, metavar="MODEL_DIR")
+    add("--device", default="h100", help=f"{DEVICES}; `{REAL}`: this machine's GPU")
+    add("--stock", action="store_true", help="vLLM without this patch set")
+    add("--mode", choices=("eager", "graphs"), default="eager")
+    add("--runner", choices=("v2", "v1"), default="v2", help="vLLM's model runner")
+    add("--kernel", choices=("default", "deep_gemm"), default="default",
+        help="deep_gemm: no FlashInfer kernel for fewer than 32 rows")  # fmt: skip
+    add("--nvcc", choices=("real", "fake"), default="real",
+        help="fake: a declared one that answers in milliseconds")  # fmt: skip
+    add("--tp", type=_positive, default=1, metavar="N", help="tensor parallel size")
+    add("--max-num-batched-tokens", dest="limit", type=_positive, default=8192,
+        metavar="N", help="rows per step at most (default: %(default)s)")  # fmt: skip
+    add("--keep-cache", type=Path, metavar="DIR", help="keep the caches, apart by side")
+    add("--flashinfer-cache", type=Path, metavar="DIR",
+        help="where FlashInfer keeps what it builds once, in minutes")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write the result here as well")
+    add("--log", type=Path, metavar="FILE", help="keep the server's log here")
+    add("--start-timeout", type=float, default=3600.0, metavar="SECONDS")
+    add("--request-timeout", type=float, default=900.0, metavar="SECONDS")
+    add("--vllm", type=lambda text: (text,), default=Settings.vllm, metavar="PROGRAM",
+        help="the program to call `serve` of, in place of this environment's vllm"
+    )  # fmt: skip
+    return made
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """Return the settings that a command line states; exits as argparse does."""
+    given = list(argv)
+    at = given.index("--") if "--" in given else len(given)
+    values = vars(parser().parse_args(given[:at]))
+    return Settings(**values, extra=tuple(given[at + 1 :]))
