@@ -24,7 +24,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.plan import (
 from vllm.model_executor.warmup.deep_gemm_jit.spec import EntryPoint, RowRange
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
-from .conftest import (
+from .real_layers import (
     COMPRESSED_TENSORS,
     FP8,
     MODELOPT,

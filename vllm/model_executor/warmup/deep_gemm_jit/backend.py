@@ -14,8 +14,8 @@ from .provider import Weights
 from .rows import rows_to_run
 from .spec import EntryPoint, GemmSpec, Target
 
-# Most memory for A and D where their rows must not overlap.
-_DENSE_LIMIT_BYTES = 256 << 20
+# Of the free memory, for A and D where a driver refuses rows that overlap.
+_DENSE_SHARE = 0.5
 # A compiler that fails this often in a row on one spec fails on all of it.
 _MAX_FAILURES_IN_A_ROW = 3
 
@@ -123,10 +123,12 @@ class Backend:
             start = time.perf_counter()
             failure = self._try(operands, shape)
             if failure is not None and operands.overlapping and not self._proven:
-                # This driver may refuse rows that overlap.
+                # This driver may refuse rows that overlap; if they are not the
+                # reason, memory is no reason to give them up.
                 self._overlapping = False
                 operands = self._allocate(spec, shapes, weights)
                 failure = self._try(operands, shape)
+                self._overlapping = failure is not None
             self._proven |= failure is None and operands.overlapping
             calls.append(
                 Call(
@@ -149,17 +151,17 @@ class Backend:
         max_rows = max(shape.rows for shape in shapes)
         overlapping = self._overlapping and _takes_strides(spec)
         if not overlapping:
-            per_row = dense_bytes(spec, 1)
-            max_rows = min(max_rows, max(1, _DENSE_LIMIT_BYTES // per_row))
+            max_rows = min(max_rows, max(1, self._dense_limit() // dense_bytes(spec)))
         return allocate(spec, max_rows, weights, self._device, overlapping=overlapping)
 
+    def _dense_limit(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free * _DENSE_SHARE)
+
     def _try(self, operands: Operands, shape: Shape) -> str | None:
-        if (
-            not operands.overlapping
-            and dense_bytes(operands.spec, shape.rows) > _DENSE_LIMIT_BYTES
-        ):
-            needed = dense_bytes(operands.spec, shape.rows) >> 20
-            return f"needs {needed} MiB, more than {_DENSE_LIMIT_BYTES >> 20} MiB"
+        if shape.rows > operands.max_rows:
+            needed = shape.rows * dense_bytes(operands.spec) >> 20
+            return f"needs {needed} MiB, more than half of the free memory"
         try:
             _call(operands, shape)
         except RuntimeError as error:

@@ -22,6 +22,7 @@ class Operands:
 
     Attributes:
         spec: Whose operands these are.
+        max_rows: Most rows of one call.
         weight: B, float8_e4m3fn (N, K) or (groups, N, K).
         weight_scale: Its block scale.
         activation: Flat storage of A, float8_e4m3fn or, where FlashInfer
@@ -35,6 +36,7 @@ class Operands:
     """
 
     spec: GemmSpec
+    max_rows: int
     weight: torch.Tensor
     weight_scale: torch.Tensor
     activation: torch.Tensor
@@ -98,6 +100,7 @@ def allocate(
     routing = spec.routing
     return Operands(
         spec=spec,
+        max_rows=max_rows,
         weight=weight,
         weight_scale=weight_scale,
         activation=activation.new_empty(sizes[0]),
@@ -118,9 +121,9 @@ def allocate(
     )
 
 
-def dense_bytes(spec: GemmSpec, rows: int) -> int:
-    """Return the bytes of A and D in the form that does not overlap."""
-    return rows * (spec.k + 2 * spec.n)
+def dense_bytes(spec: GemmSpec) -> int:
+    """Return the bytes, at most, of a row of A and D that overlap no other."""
+    return 2 * (spec.k + spec.n)
 
 
 def _row_stride(width: int, tensor: torch.Tensor, overlapping: bool) -> int:

@@ -134,12 +134,15 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         problem = shape_problem(config.weight_shape)
         if problem is not None:
             return False, problem
-        model_config = get_current_vllm_config().model_config
-        if model_config is None:
+        engine_config = get_current_vllm_config()
+        if engine_config.model_config is None:
             return False, "needs a model config"
-        model_type = getattr(model_config.hf_text_config, "model_type", None)
+        hf_config = engine_config.model_config.hf_text_config
+        model_type = getattr(hf_config, "model_type", None)
         if should_auto_disable_deep_gemm(model_type):
             return False, f"is switched off for model type {model_type} on this GPU"
+        if getattr(engine_config.quant_config, "use_deep_gemm", None) is False:
+            return False, "is switched off by the quantization config (use_deep_gemm)"
         return True, None
 
     def deep_gemm_kernel(self) -> Fp8BlockScaledMMLinearKernel:
