@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from vllm_deep_gemm_warmup import plugin
 
 # vLLM's own part in it: its list of variables, and a logger with a handler.
