@@ -21,7 +21,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.plan import (
     Unregistered,
     make_plan,
 )
-from vllm.model_executor.warmup.deep_gemm_jit.spec import RowRange
+from vllm.model_executor.warmup.deep_gemm_jit.spec import EntryPoint, RowRange
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
 from .conftest import (
@@ -65,8 +65,47 @@ def test_a_layer_of_every_origin_registers(
     (outcome,) = plan_of(proj=load(linear(256, 128, ORIGINS[origin]))).outcomes
     assert isinstance(outcome, Registered)
     assert {(spec.n, spec.k) for spec in outcome.specs} == {(256, 128)}
-    first = 32 if kernel == "wrapper" else 1
-    assert {spec.rows for spec in outcome.specs} == {RowRange(first, LIMIT)}
+    rows = {spec.entry_point: spec.rows for spec in outcome.specs}
+    if kernel == "plain":
+        assert rows == {EntryPoint.FP8_GEMM_NT: RowRange(1, LIMIT)}
+    else:
+        assert rows == {
+            EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: RowRange(1, 31),
+            EntryPoint.FP8_GEMM_NT: RowRange(32, LIMIT),
+        }
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (16, {EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: RowRange(1, 16)}),
+        (
+            32,
+            {
+                EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: RowRange(1, 31),
+                EntryPoint.FP8_GEMM_NT: RowRange(32, 32),
+            },
+        ),
+    ],
+)
+def test_the_wrapper_sends_each_kernel_its_own_rows(
+    linear: MakeLinear, limit: int, expected: dict[EntryPoint, RowRange]
+) -> None:
+    model = model_of(proj=load(linear(256, 128, FP8)))
+    (outcome,) = make_plan(model, limit).outcomes
+    assert isinstance(outcome, Registered)
+    assert {spec.entry_point: spec.rows for spec in outcome.specs} == expected
+
+
+def test_batch_invariance_sends_all_rows_to_deep_gemm(
+    linear: MakeLinear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = load(linear(256, 128, FP8))
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Registered)
+    assert {spec.rows for spec in outcome.specs} == {RowRange(1, LIMIT)}
+    assert {spec.entry_point for spec in outcome.specs} == {EntryPoint.FP8_GEMM_NT}
 
 
 def test_a_quark_layer_registers(linear: MakeLinear, plain: None) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from vllm_deep_gemm_warmup.proof import run
 
 FAKE = Path(__file__).with_name("fake_vllm.py")

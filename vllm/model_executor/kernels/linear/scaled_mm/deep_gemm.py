@@ -214,14 +214,18 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         problem = shape_problem((weight.shape[0], weight.shape[1]))
         if problem is not None:
             return Rejected(f"DeepGEMM {problem}")
-        rows = RowRange(self._first_row(), max_tokens)
-        if not rows:
-            return Rejected(
-                f"DeepGEMM starts at {rows.first} rows, the limit is {max_tokens}"
-            )
+        first = self._first_row()
+        calls = [
+            (EntryPoint.FP8_GEMM_NT, RowRange(first, max_tokens), layout)
+            for layout in self._activation_scale_layouts()
+        ]
+        if first > 1:
+            few = RowRange(1, min(first - 1, max_tokens))
+            entry_point = EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM
+            calls.insert(0, (entry_point, few, ScaleLayout.NONE))
         return [
             GemmSpec(
-                entry_point=EntryPoint.FP8_GEMM_NT,
+                entry_point=entry_point,
                 n=weight.shape[0],
                 k=weight.shape[1],
                 groups=1,
@@ -230,10 +234,12 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
                 activation_scale=layout,
                 ue8m0_cast=self.use_deep_gemm_e8m0,
             )
-            for layout in self._activation_scale_layouts()
+            for entry_point, rows, layout in calls
+            if rows
         ]
 
     def _first_row(self) -> int:
+        """Return the least number of rows that reaches DeepGEMM."""
         if self.dispatcher is None or envs.VLLM_BATCH_INVARIANT:
             return 1
         return _WRAPPER_FIRST_ROW
