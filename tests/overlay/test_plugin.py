@@ -75,6 +75,22 @@ def test_wrong_setting_ends_the_process(engine: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("value", ["off", ""])
+def test_wrong_switch_ends_the_process(engine: Any, value: str) -> None:
+    done = engine.start(REGISTER + "register()", VLLM_DEEP_GEMM_OVERLAY=value)
+    assert done.returncode == 1
+    assert "ValueError: VLLM_DEEP_GEMM_OVERLAY" in done.stderr
+
+
+def test_off_is_off_for_our_settings_too(engine: Any) -> None:
+    engine.run(
+        REGISTER + "register()",
+        VLLM_DEEP_GEMM_OVERLAY="0",
+        VLLM_SKIP_DEEP_GEMM_WARMUP="1",
+        VLLM_DEEP_GEMM_WARMUP_STRICT="yes",
+    )
+
+
 def test_settings_are_declared_to_vllm_and_are_no_compile_factor(engine: Any) -> None:
     code = REGISTER + (
         "register()\nfrom vllm import envs\n"
