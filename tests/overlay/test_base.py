@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from vllm_deep_gemm_warmup import overlay, toolchain
 from vllm_deep_gemm_warmup.bases import Base, known_bases
 

@@ -140,8 +140,8 @@ def _why_unknown(
         if digests[name] != digest
     )
     return (
-        f"vLLM {version} is not a base that this patch set knows (nearest: "
-        f"{nearest.version}): {differing}"
+        f"vLLM {version} differs from {nearest.version}, the nearest base that this "
+        f"patch set knows: {differing}"
     )
 
 
