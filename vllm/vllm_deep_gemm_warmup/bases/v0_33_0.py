@@ -3,6 +3,7 @@
 Digests: computed from the files in the wheel named below. Its RECORD gives the
 same values in base64. Versions: `Requires-Dist` of the wheel, `__version__` of
 `vllm/third_party/deep_gemm`, and `Requires-Dist` of torch 2.14.0 for CUDA.
+The wrapper's row count: `scaled_mm/flashinfer.py` compares `input.shape[0]` with it.
 """
 
 from . import Base
