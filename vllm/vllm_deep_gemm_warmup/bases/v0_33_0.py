@@ -35,4 +35,5 @@ BASE = Base(
         "deep_gemm": "2.8.1",
         "cuda-toolkit": "13.0.3.0",
     },
+    wrapper_first_row=32,
 )
