@@ -155,7 +155,7 @@ def test_experts_get_the_kernels_of_every_number_of_tokens(
     for result in results:
         assert result["failures"] == [], result["name"]
         assert result["second"] == [], result
-        assert len(result["first"]) > 1, result
+        assert result["first"], result
 
 
 def test_the_sm_count_is_the_device_s_own(

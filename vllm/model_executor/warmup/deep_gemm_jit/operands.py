@@ -162,20 +162,26 @@ def _is_usable(tensor: torch.Tensor, device: torch.device) -> bool:
 def _substitute_weights(
     spec: GemmSpec, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an overlapping weight and a zero block scale of the spec's layout."""
-    flat = torch.empty(
-        (spec.groups * spec.n - 1) * _TMA_BYTES + spec.k,
-        dtype=torch.float8_e4m3fn,
-        device=device,
-    )
-    shape: tuple[int, ...] = (spec.n, spec.k)
-    strides: tuple[int, ...] = (_TMA_BYTES, 1)
-    if spec.groups > 1:
-        shape, strides = (spec.groups, *shape), (spec.n * _TMA_BYTES, *strides)
+    """Return a weight and a zero block scale of the spec's layout.
+
+    The rows of a plain weight overlap. DeepGEMM wants those of a grouped one N * K
+    apart (its layout.hpp, 2.8.1), so that one has the size of the layer's.
+    """
+    if spec.groups == 1:
+        flat = torch.empty(
+            (spec.n - 1) * _TMA_BYTES + spec.k,
+            dtype=torch.float8_e4m3fn,
+            device=device,
+        )
+        weight = flat.as_strided((spec.n, spec.k), (_TMA_BYTES, 1))
+    else:
+        weight = torch.empty(
+            (spec.groups, spec.n, spec.k), dtype=torch.float8_e4m3fn, device=device
+        )
     scale = torch.empty_strided(
         spec.weight_scale.shape,
         spec.weight_scale.stride,
         dtype=getattr(torch, spec.weight_scale.dtype),
         device=device,
     )
-    return flat.as_strided(shape, strides), scale.zero_()
+    return weight, scale.zero_()
