@@ -107,6 +107,14 @@ static CUresult read_elf(struct library *library, const unsigned char *image, si
     if (size < sizeof *header || header->e_machine != EM_NVIDIA ||
         !inside(size, header->e_shoff, (size_t)header->e_shnum * sizeof(Elf64_Shdr)))
         return CUDA_ERROR_INVALID_IMAGE;
+    /* In the present ABI (version 8) the second byte of the flags is the SM's number. */
+    int architecture = (int)(header->e_flags >> 8 & 0xff);
+    const struct si_pose *pose = si_pose();
+    if (header->e_ident[EI_ABIVERSION] >= 8 &&
+        (architecture / 10 != pose->major || architecture % 10 > pose->minor)) {
+        si_trace("a cubin for sm_%d on sm_%d%d", architecture, pose->major, pose->minor);
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    }
     const Elf64_Shdr *sections = (const Elf64_Shdr *)(image + header->e_shoff);
     const Elf64_Shdr *table = NULL;
     for (int i = 0; i < header->e_shnum; i++) {
