@@ -4,6 +4,6 @@ What device memory holds is meaningless; what the host decides on is right or an
 """
 
 from .device import Device, parse_device
-from .environment import environment
+from .environment import environment, without
 
-__all__ = ["Device", "environment", "parse_device"]
+__all__ = ["Device", "environment", "parse_device", "without"]

@@ -25,6 +25,11 @@ _QUIET = {
 }
 
 
+# What environment() adds: variables of its own, and entries in lists.
+_OWN = ("VLLM_NCCL_SO_PATH", "TRITON_LIBCUDA_PATH")
+_LISTS = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH")
+
+
 class RealDriver(RuntimeError):
     """The machine has a GPU driver; the stand-in does not hide it unless told."""
 
@@ -82,6 +87,30 @@ def environment(
     if cache_dir is not None:
         root = Path(cache_dir).resolve()
         result |= {name: str(root / part) for name, part in CACHES.items()}
+    return result
+
+
+def without(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` as it was before :func:`environment`, its cache folders apart.
+
+    For a child program that is to run beside the stand-in and not on it.
+    """
+    folder = environ.get("STANDIN_GPU_FOLDER")
+    if folder is None:
+        return dict(environ)
+    result = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("STANDIN_GPU") and name not in _OWN
+    }
+    for name in _LISTS:
+        entries = [
+            entry
+            for entry in result.pop(name, "").split(":")
+            if entry and not Path(entry).is_relative_to(folder) and entry != str(HOOK)
+        ]
+        if entries:
+            result[name] = ":".join(entries)
     return result
 
 
