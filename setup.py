@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
@@ -97,8 +97,12 @@ class EditableWheel(editable_wheel):
 
 
 setup(
-    packages=find_packages(str(SOURCE), include=[PACKAGE, f"{PACKAGE}.*"]),
+    # Namespace packages: folders of C sources and of a `sitecustomize.py` have no
+    # `__init__.py`, and must not have one.
+    packages=find_namespace_packages(
+        str(SOURCE), include=[PACKAGE, f"{PACKAGE}.*"], exclude=["*.__pycache__*"]
+    ),
     package_dir={"": str(SOURCE)},
-    package_data={PACKAGE: ["**/*.c", "**/*.h", "**/*.sh", "**/*.map", "py.typed"]},
+    package_data={"": ["*.c", "*.h", "*.sh", "*.map", "py.typed"]},
     cmdclass={"build_py": BuildPy, "editable_wheel": EditableWheel},
 )

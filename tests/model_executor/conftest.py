@@ -1,60 +1,16 @@
 """Real vLLM layers on the device that the tests run on: the stand-in or a GPU."""
 
-import contextlib
-import json
+import functools
 import logging
-import pathlib
+import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-FP8 = {
-    "quant_method": "fp8",
-    "activation_scheme": "dynamic",
-    "weight_block_size": [128, 128],
-}
-COMPRESSED_TENSORS = {
-    "quant_method": "compressed-tensors",
-    "format": "float-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {
-                "num_bits": 8,
-                "type": "float",
-                "strategy": "block",
-                "block_structure": [128, 128],
-                "symmetric": True,
-                "dynamic": False,
-            },
-            "input_activations": {
-                "num_bits": 8,
-                "type": "float",
-                "strategy": "group",
-                "group_size": 128,
-                "symmetric": True,
-                "dynamic": True,
-            },
-        }
-    },
-    "ignore": [],
-}
-MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
-
-_HF_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-}
+from .real_layers import make_linear, one_rank
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,91 +30,48 @@ def device() -> torch.device:
 
 
 @pytest.fixture(scope="session")
+def fake_nvcc_environment(
+    device: torch.device, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """This process's environment with the declared fake nvcc and an empty cache."""
+    from vllm_deep_gemm_warmup.proof import fake_nvcc
+
+    folder = tmp_path_factory.mktemp("fake-nvcc")
+    fake_nvcc.install(folder / "cuda" / "bin")
+    environ = {
+        **os.environ,
+        "CUDA_HOME": str(folder / "cuda"),
+        "DG_JIT_CACHE_DIR": str(folder / "cache"),
+    }
+    environ.pop("DG_JIT_NVCC_COMPILER", None)
+    return environ
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fake_nvcc_in_this_process(fake_nvcc_environment: dict[str, str]) -> Iterator[None]:
+    """Build with the declared fake: these tests count kernels, tests/proof runs some.
+
+    Set before DeepGEMM is imported, which then keeps its compiler.
+    """
+    assert "vllm.third_party.deep_gemm" not in sys.modules
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.delenv("DG_JIT_NVCC_COMPILER", raising=False)
+        for name in ("CUDA_HOME", "DG_JIT_CACHE_DIR"):
+            monkeypatch.setenv(name, fake_nvcc_environment[name])
+        yield
+
+
+@pytest.fixture(scope="session")
 def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The engine's state while it constructs and loads a model, on one rank."""
-    from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
-    from vllm.distributed import (
-        cleanup_dist_env_and_memory,
-        init_distributed_environment,
-        initialize_model_parallel,
-    )
-
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(_HF_CONFIG))
-    config = VllmConfig(
-        model_config=ModelConfig(
-            model=str(folder), skip_tokenizer_init=True, dtype="bfloat16"
-        )
-    )
-    with set_current_vllm_config(config):
-        init_distributed_environment(
-            world_size=1,
-            rank=0,
-            local_rank=0,
-            backend="gloo",
-            distributed_init_method=f"file://{folder / 'rendezvous'}",
-        )
-        initialize_model_parallel()
+    with one_rank(tmp_path_factory.mktemp("model")) as config:
         yield config
-    cleanup_dist_env_and_memory()
 
 
 @pytest.fixture
 def linear(vllm_config: Any, device: torch.device) -> Callable[..., torch.nn.Module]:
-    """Make a ReplicatedLinear as the model constructor does, weights not loaded."""
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.layers.linear import ReplicatedLinear
-
-    def make(
-        n: int, k: int, quantization: dict[str, Any], prefix: str = "layers.0.proj"
-    ) -> torch.nn.Module:
-        with engine(vllm_config, device), set_current_vllm_config(vllm_config):
-            return ReplicatedLinear(
-                k,
-                n,
-                bias=False,
-                quant_config=quantization_config(quantization),
-                prefix=prefix,
-            )
-
-    return make
-
-
-@contextlib.contextmanager
-def engine(config: Any, device: torch.device) -> Iterator[None]:
-    """Default dtype and device as while a model is constructed."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(config.model_config.dtype)
-    try:
-        with torch.device(device):
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def quantization_config(value: dict[str, Any]) -> Any:
-    """Return vLLM's quantization config for a ``quantization_config`` of HF."""
-    from vllm.model_executor.layers.quantization import get_quantization_config
-
-    value = json.loads(json.dumps(value))
-    method = value["quant_method"]
-    return get_quantization_config(method).from_config(value)
-
-
-def load(layer: torch.nn.Module) -> torch.nn.Module:
-    """Finish a load as the engine does once the checkpoint is read."""
-    for module in layer.modules():
-        method = getattr(module, "quant_method", None)
-        if method is not None and hasattr(method, "process_weights_after_loading"):
-            method.process_weights_after_loading(module)
-    return layer
-
-
-def kernel_cache() -> pathlib.Path:
-    """DeepGEMM's cache folder of this process."""
-    import os
-
-    return pathlib.Path(os.environ["DG_JIT_CACHE_DIR"]) / "cache"
+    """``make_linear`` on the device of this run."""
+    return functools.partial(make_linear, vllm_config, device)
 
 
 @pytest.fixture

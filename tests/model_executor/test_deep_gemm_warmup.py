@@ -21,13 +21,21 @@ from vllm.model_executor.warmup.deep_gemm_jit.plan import (
     Unregistered,
     make_plan,
 )
-from vllm.model_executor.warmup.deep_gemm_jit.spec import RowRange
+from vllm.model_executor.warmup.deep_gemm_jit.spec import EntryPoint, RowRange
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
-from .conftest import COMPRESSED_TENSORS, FP8, MODELOPT, load
+from .real_layers import (
+    COMPRESSED_TENSORS,
+    FP8,
+    MODELOPT,
+    engine,
+    load,
+    quantization_config,
+)
 
 LIMIT = 512
 MakeLinear = Callable[..., torch.nn.Module]
+WRAPPER = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
 ORIGINS = {"fp8": FP8, "compressed-tensors": COMPRESSED_TENSORS, "modelopt": MODELOPT}
 
 
@@ -42,7 +50,7 @@ def plan_of(**layers: torch.nn.Module) -> Plan:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Select DeepGEMM for every row count."""
-    monkeypatch.setenv("VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER", "0")
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", WRAPPER)
 
 
 # Registration, by origin
@@ -53,20 +61,58 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_layer_of_every_origin_registers(
     linear: MakeLinear, origin: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flashinfer = "1" if kernel == "wrapper" else "0"
-    monkeypatch.setenv("VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER", flashinfer)
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", WRAPPER if kernel == "plain" else "")
     (outcome,) = plan_of(proj=load(linear(256, 128, ORIGINS[origin]))).outcomes
     assert isinstance(outcome, Registered)
     assert {(spec.n, spec.k) for spec in outcome.specs} == {(256, 128)}
-    first = 32 if kernel == "wrapper" else 1
-    assert {spec.rows for spec in outcome.specs} == {RowRange(first, LIMIT)}
+    rows = {spec.entry_point: spec.rows for spec in outcome.specs}
+    if kernel == "plain":
+        assert rows == {EntryPoint.FP8_GEMM_NT: RowRange(1, LIMIT)}
+    else:
+        assert rows == {
+            EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: RowRange(1, 31),
+            EntryPoint.FP8_GEMM_NT: RowRange(32, LIMIT),
+        }
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (16, {EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: RowRange(1, 16)}),
+        (
+            32,
+            {
+                EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: RowRange(1, 31),
+                EntryPoint.FP8_GEMM_NT: RowRange(32, 32),
+            },
+        ),
+    ],
+)
+def test_the_wrapper_sends_each_kernel_its_own_rows(
+    linear: MakeLinear, limit: int, expected: dict[EntryPoint, RowRange]
+) -> None:
+    model = model_of(proj=load(linear(256, 128, FP8)))
+    (outcome,) = make_plan(model, limit).outcomes
+    assert isinstance(outcome, Registered)
+    assert {spec.entry_point: spec.rows for spec in outcome.specs} == expected
+
+
+def test_batch_invariance_sends_all_rows_to_deep_gemm(
+    linear: MakeLinear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = load(linear(256, 128, FP8))
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Registered)
+    assert {spec.rows for spec in outcome.specs} == {RowRange(1, LIMIT)}
+    assert {spec.entry_point for spec in outcome.specs} == {EntryPoint.FP8_GEMM_NT}
 
 
 def test_a_quark_layer_registers(linear: MakeLinear, plain: None) -> None:
     weight = {
         "dtype": "fp8_e4m3",
         "qscheme": "per_block",
-        "weight_block_size": [128, 128],
+        "block_size": [128, 128],
         "is_dynamic": False,
         "symmetric": True,
     }
@@ -94,16 +140,24 @@ def test_a_quark_layer_registers(linear: MakeLinear, plain: None) -> None:
     assert isinstance(outcome, Registered)
 
 
-def test_an_online_quantized_layer_registers(linear: MakeLinear, plain: None) -> None:
+def test_an_online_quantized_layer_registers(
+    linear: MakeLinear, plain: None, vllm_config: Any, device: torch.device
+) -> None:
     from vllm.model_executor.layers.quantization.online.fp8 import (
         Fp8PerBlockOnlineLinearMethod,
     )
 
     layer = linear(256, 128, FP8)
-    layer.quant_method = method = Fp8PerBlockOnlineLinearMethod()
     for name in list(layer._parameters):
         del layer._parameters[name]
-    method.create_weights(layer, 128, [256], 128, 256, torch.bfloat16)
+    with engine(vllm_config, device):
+        layer.quant_method = method = Fp8PerBlockOnlineLinearMethod()
+        method.create_weights(
+            layer, 128, [256], 128, 256, torch.bfloat16, weight_loader=None
+        )
+    layer.weight = torch.nn.Parameter(
+        torch.ones(256, 128, dtype=torch.bfloat16, device=device), requires_grad=False
+    )
     (outcome,) = plan_of(proj=load(layer)).outcomes
     assert isinstance(outcome, Registered)
 
@@ -112,8 +166,6 @@ def test_a_block_fp8_lm_head_registers(
     vllm_config: Any, device: torch.device, plain: None
 ) -> None:
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    from .conftest import engine, quantization_config
 
     with engine(vllm_config, device):
         head = ParallelLMHead(
@@ -214,7 +266,8 @@ def test_marlin_layers_register_nothing(
     monkeypatch.setenv(
         "VLLM_DISABLED_KERNELS",
         "FlashInferFp8DeepGEMMDynamicBlockScaledKernel,DeepGemmFp8BlockScaledMMKernel,"
-        "CutlassFp8BlockScaledMMKernel,B12xFp8BlockScaledMMKernel",
+        "CutlassFp8BlockScaledMMKernel,B12xFp8BlockScaledMMKernel,"
+        "HummingFP8ScaledMMLinearKernel",
     )
     monkeypatch.setenv("VLLM_TEST_FORCE_FP8_MARLIN", "1")
     layer = linear(256, 128, FP8)
@@ -398,8 +451,9 @@ def test_tied_and_replaced_parameters_double_nothing(
         replaced.weight.detach().clone(), requires_grad=False
     )
     plan = plan_of(one=one, other=other, replaced=replaced, again=one)
-    assert len(plan.select(Registered)) == 3
-    assert len(plan.specs) == 1
+    registered = plan.select(Registered)
+    assert [layer.name for layer in registered] == ["one", "other", "replaced"]
+    assert all(plan.specs == layer.specs for layer in registered)
 
 
 # The engine's entry

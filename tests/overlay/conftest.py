@@ -60,6 +60,7 @@ class Env:
             text=True,
             env=rest | environ,
             cwd=self.site_packages.parent,
+            timeout=120,
             check=False,
         )
 

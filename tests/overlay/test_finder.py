@@ -123,7 +123,7 @@ if __name__ == '__main__':
     process.join()
 """)
     code = (
-        f"import os, sys; os.execv(sys.executable, [sys.executable, {str(script)!r}])"
+        f"import os, sys as s; os.execv(s.executable, [s.executable, {str(script)!r}])"
     )
     assert patched.run(code) == "ours ours base"
 

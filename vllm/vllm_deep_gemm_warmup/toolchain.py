@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 OLDEST_NVCC = (12, 9)
@@ -69,6 +69,7 @@ class Facts:
         pip_roots: toolkits that pip unpacked, best first.
         fallback: the home DeepGEMM takes when it is told nothing.
         driver_folders: where a driver's `libcuda.so.1` may lie.
+        patience: seconds that `nvcc --version` may take (a cold network disk).
 
     """
 
@@ -76,6 +77,7 @@ class Facts:
     pip_roots: tuple[Path, ...] = ()
     fallback: Path = FALLBACK_HOME
     driver_folders: tuple[Path, ...] = ()
+    patience: float = 60.0
 
     def get(self, name: str) -> str | None:
         return dict(self.variables).get(name)
@@ -83,12 +85,7 @@ class Facts:
     def with_home(self, home: Path) -> Facts:
         """The same facts with CUDA_HOME set to `home`."""
         rest = tuple(item for item in self.variables if item[0] != "CUDA_HOME")
-        return Facts(
-            (*rest, ("CUDA_HOME", str(home))),
-            self.pip_roots,
-            self.fallback,
-            self.driver_folders,
-        )
+        return replace(self, variables=(*rest, ("CUDA_HOME", str(home))))
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ def pip_roots(search_path: Iterable[str]) -> tuple[Path, ...]:
         root
         for entry in search_path
         for root in Path(entry, "nvidia").glob("cu[0-9]*")
-        if entry and os.access(root / "bin" / "nvcc", os.X_OK)
+        if entry and _is_program(root / "bin" / "nvcc")
     ]
     return tuple(sorted(dict.fromkeys(found), key=lambda r: -int(r.name[2:] or 0)))
 
@@ -184,7 +181,7 @@ def describe(facts: Facts) -> Toolchain | Rejected:
         return located
     home, nvcc, origin = located
     probed = f"{nvcc} from {origin}"
-    answer = _nvcc_version(str(nvcc), *_file_state(nvcc))
+    answer = _nvcc_version(str(nvcc), _file_state(nvcc), facts.patience)
     if isinstance(answer, str):
         return Rejected(probed, answer, _remedy_other())
     if answer is not None and answer < OLDEST_NVCC:
@@ -314,12 +311,13 @@ def header_version(nvcc: Path) -> Version | None:
     folder = nvcc.resolve().parent.parent
     places = (folder / "include", *sorted(folder.glob("targets/*/include")))
     for place in places:
-        header = place / "cuda_runtime_api.h"
-        if header.is_file():
-            text = header.read_text(errors="replace")
-            match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
-            number = int(match[1]) if match else 0
-            return (number // 1000, number % 1000 // 10) if match else None
+        try:
+            text = (place / "cuda_runtime_api.h").read_text(errors="replace")
+        except OSError:
+            continue
+        match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
+        number = int(match[1]) if match else 0
+        return (number // 1000, number % 1000 // 10) if match else None
     return None
 
 
@@ -327,7 +325,7 @@ def _locate(facts: Facts) -> tuple[Path, Path, str] | Rejected:
     """(home, nvcc, origin) by DeepGEMM's own order."""
     home, origin = _home(facts)
     override = facts.get(_COMPILER_VARIABLE)
-    if not home.exists():
+    if not _is_there(home):
         if origin in _HOME_VARIABLES:
             also = f" ({_COMPILER_VARIABLE} alone is not enough)" if override else ""
             return Rejected(
@@ -343,7 +341,7 @@ def _locate(facts: Facts) -> tuple[Path, Path, str] | Rejected:
         )
     nvcc = Path(override) if override else home / "bin" / "nvcc"
     origin = _COMPILER_VARIABLE if override else origin
-    if not (nvcc.is_file() and os.access(nvcc, os.X_OK)):
+    if not _is_program(nvcc):
         return Rejected(
             f"{nvcc} from {origin}", "no executable program there", _remedy_other()
         )
@@ -378,13 +376,24 @@ def _missing_host_compiler(facts: Facts) -> str | None:
     return next((n for n in ("g++", "gcc") if not shutil.which(n, path=path)), None)
 
 
+def _is_there(path: Path) -> bool:
+    """Whether this user can see the path; `Path.exists` raises where it cannot."""
+    return os.access(path, os.F_OK)
+
+
+def _is_program(path: Path) -> bool:
+    return os.access(path, os.X_OK) and path.is_file()
+
+
 def _file_state(path: Path) -> tuple[int, int]:
     state = path.stat()
     return state.st_mtime_ns, state.st_size
 
 
 @functools.lru_cache(maxsize=64)
-def _nvcc_version(nvcc: str, mtime_ns: int, size: int) -> Version | str | None:
+def _nvcc_version(
+    nvcc: str, state: tuple[int, int], patience: float
+) -> Version | str | None:
     """nvcc's release, or what is wrong with it, or None when it is too slow.
 
     Cached by path and file state. Runs it as DeepGEMM does: `nvcc --version 2>&1`
@@ -392,11 +401,11 @@ def _nvcc_version(nvcc: str, mtime_ns: int, size: int) -> Version | str | None:
     """
     try:
         done = subprocess.run(
-            ["sh", "-c", '"$0" --version 2>&1', nvcc],
+            ["/bin/sh", "-c", '"$0" --version 2>&1', nvcc],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=60,
+            timeout=patience,
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -2,12 +2,14 @@
 
 import pathlib
 
-from vllm.model_executor.warmup.deep_gemm_jit.cache import CacheWatch, cache_folder
+from vllm.model_executor.warmup.deep_gemm_jit.cache import CacheWatch, cache_folders
 
 
-def test_the_folder_is_where_deep_gemm_puts_entries() -> None:
-    assert cache_folder({"DG_JIT_CACHE_DIR": "/x"}) == pathlib.Path("/x/cache")
-    assert cache_folder({}) is None
+def test_both_libraries_have_their_folder() -> None:
+    given = {"DG_JIT_CACHE_DIR": "/x", "TRTLLM_DG_CACHE_DIR": "/y", "HOME": "/z"}
+    assert cache_folders(given) == [pathlib.Path("/x/cache"), pathlib.Path("/y/cache")]
+    assert cache_folders({"HOME": "/z"}) == [pathlib.Path("/z/.tensorrt_llm/cache")]
+    assert cache_folders({}) == []
 
 
 def test_each_entry_is_new_once(tmp_path: pathlib.Path) -> None:
@@ -25,7 +27,3 @@ def test_a_folder_that_appears_later(tmp_path: pathlib.Path) -> None:
     assert watch.new_entries() == ()
     (tmp_path / "cache" / "kernel.0").mkdir(parents=True)
     assert watch.new_entries() == ("kernel.0",)
-
-
-def test_no_folder_no_entries() -> None:
-    assert CacheWatch(None).new_entries() == ()

@@ -58,7 +58,11 @@ def cases(names: list[str]) -> list[dict[str, Any]]:
 
 
 def sweep(
-    cases: list[dict[str, Any]], *, sweep_first: bool, environ: dict[str, str]
+    cases: list[dict[str, Any]],
+    *,
+    sweep_first: bool,
+    environ: dict[str, str],
+    cache: pathlib.Path,
 ) -> list[dict[str, Any]]:
     done = subprocess.run(
         [
@@ -66,7 +70,8 @@ def sweep(
             str(SWEEP),
             json.dumps({"cases": cases, "sweep_first": sweep_first}),
         ],
-        env=environ,
+        # Its own cache: what another run has built would not be new.
+        env={**environ, "DG_JIT_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
         check=False,
@@ -89,10 +94,15 @@ def sweep(
     ],
 )
 def test_sampled_rows_and_all_rows_take_the_same_kernels(
-    names: list[str], sweep_first: bool, fake_nvcc_environment: dict[str, str]
+    names: list[str],
+    sweep_first: bool,
+    fake_nvcc_environment: dict[str, str],
+    tmp_path: pathlib.Path,
 ) -> None:
     wanted = cases(names)
-    results = sweep(wanted, sweep_first=sweep_first, environ=fake_nvcc_environment)
+    results = sweep(
+        wanted, sweep_first=sweep_first, environ=fake_nvcc_environment, cache=tmp_path
+    )
     assert len(results) == len(wanted)
     for result in results:
         assert result["failures"] == [], result["name"]

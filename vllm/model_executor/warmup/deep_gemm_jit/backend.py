@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from vllm.utils import deep_gemm as deep_gemm_utils
 
-from .cache import CacheWatch, cache_folder
+from .cache import CacheWatch, cache_folders
 from .calls import Call
 from .operands import Operands, allocate, dense_bytes
 from .provider import Weights
 from .rows import rows_to_run
-from .spec import GemmSpec, Target
+from .spec import EntryPoint, GemmSpec, Target
 
-# Most memory for A and D where their rows must not overlap.
-_DENSE_LIMIT_BYTES = 256 << 20
+# Of the free memory, for A and D where a driver refuses rows that overlap.
+_DENSE_SHARE = 0.5
 # A compiler that fails this often in a row on one spec fails on all of it.
 _MAX_FAILURES_IN_A_ROW = 3
 
@@ -36,10 +36,12 @@ class Shape:
 
 def shapes_to_run(spec: GemmSpec, target: Target, *, every_row: bool) -> list[Shape]:
     """Return the calls that together take every kernel of ``spec``."""
-    if spec.routing is None:
-        rows = rows_to_run(spec.rows, target, every_row=every_row)
-        return [Shape(count) for count in rows]
-    return list(_grouped_shapes(spec))
+    if spec.routing is not None:
+        return list(_grouped_shapes(spec))
+    # FlashInfer's rows are few, and its windows are not DeepGEMM's.
+    every_row |= spec.entry_point is EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM
+    rows = rows_to_run(spec.rows, target, every_row=every_row)
+    return [Shape(count) for count in rows]
 
 
 def _grouped_shapes(spec: GemmSpec) -> Iterator[Shape]:
@@ -89,7 +91,7 @@ class Backend:
         self._target = target
         self._overlapping = True
         self._proven = False
-        self._cache = CacheWatch(cache_folder())
+        self._caches = [CacheWatch(folder) for folder in cache_folders()]
 
     def run(
         self,
@@ -120,17 +122,23 @@ class Backend:
                 break
             start = time.perf_counter()
             failure = self._try(operands, shape)
-            if failure is not None and not self._proven and self._overlapping:
-                # This driver may refuse rows that overlap.
+            if failure is not None and operands.overlapping and not self._proven:
+                # This driver may refuse rows that overlap; if they are not the
+                # reason, memory is no reason to give them up.
                 self._overlapping = False
                 operands = self._allocate(spec, shapes, weights)
                 failure = self._try(operands, shape)
-            self._proven = self._proven or failure is None
+                self._overlapping = failure is not None
+            self._proven |= failure is None and operands.overlapping
             calls.append(
                 Call(
                     shape.rows,
                     time.perf_counter() - start,
-                    self._cache.new_entries(),
+                    tuple(
+                        name
+                        for watched in self._caches
+                        for name in watched.new_entries()
+                    ),
                     failure,
                 )
             )
@@ -141,25 +149,29 @@ class Backend:
         self, spec: GemmSpec, shapes: Sequence[Shape], weights: Weights | None
     ) -> Operands:
         max_rows = max(shape.rows for shape in shapes)
-        if not self._overlapping:
-            per_row = dense_bytes(spec, 1)
-            max_rows = min(max_rows, max(1, _DENSE_LIMIT_BYTES // per_row))
-        return allocate(
-            spec, max_rows, weights, self._device, overlapping=self._overlapping
-        )
+        overlapping = self._overlapping and _takes_strides(spec)
+        if not overlapping:
+            max_rows = min(max_rows, max(1, self._dense_limit() // dense_bytes(spec)))
+        return allocate(spec, max_rows, weights, self._device, overlapping=overlapping)
+
+    def _dense_limit(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free * _DENSE_SHARE)
 
     def _try(self, operands: Operands, shape: Shape) -> str | None:
-        if (
-            not operands.overlapping
-            and dense_bytes(operands.spec, shape.rows) > _DENSE_LIMIT_BYTES
-        ):
-            needed = dense_bytes(operands.spec, shape.rows) >> 20
-            return f"needs {needed} MiB, more than {_DENSE_LIMIT_BYTES >> 20} MiB"
+        if shape.rows > operands.max_rows:
+            needed = shape.rows * dense_bytes(operands.spec) >> 20
+            return f"needs {needed} MiB, more than half of the free memory"
         try:
             _call(operands, shape)
         except RuntimeError as error:
             return str(error).strip() or type(error).__name__
         return None
+
+
+def _takes_strides(spec: GemmSpec) -> bool:
+    """Whether the function takes rows at any stride; FlashInfer wants them dense."""
+    return spec.entry_point is not EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM
 
 
 def _keeps_failing(calls: Sequence[Call]) -> bool:
@@ -173,6 +185,9 @@ def _call(operands: Operands, shape: Shape) -> None:
     spec = operands.spec
     b = (operands.weight, operands.weight_scale)
     a, d = operands.a(shape.rows), operands.d(shape.rows)
+    if spec.entry_point is EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM:
+        torch.ops.vllm.flashinfer_fp8_blockscale_gemm(a[0], *b)
+        return
     if spec.routing is None:
         deep_gemm_utils.fp8_gemm_nt(a, b, d, is_deep_gemm_e8m0_used=spec.ue8m0_cast)
         return

@@ -5,28 +5,34 @@ import pathlib
 import time
 from collections.abc import Mapping
 
-_VARIABLE = "DG_JIT_CACHE_DIR"
 # File systems stamp a folder with a clock that ticks every few milliseconds: an
 # entry can appear without a new stamp just after the folder was read.
 _STAMP_TICK_NS = 50_000_000
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> pathlib.Path | None:
-    """Return the folder that DeepGEMM 2.8.1 puts entries into, if one is set.
+def cache_folders(environ: Mapping[str, str] = os.environ) -> list[pathlib.Path]:
+    """Return the folders that kernels appear in, one entry each.
 
-    vLLM sets the variable before it imports the library.
+    DeepGEMM 2.8.1 puts them into ``$DG_JIT_CACHE_DIR/cache``; vLLM sets the
+    variable before it imports the library. FlashInfer's DeepGEMM does the same
+    with ``$TRTLLM_DG_CACHE_DIR`` or a folder in the home directory (its
+    compiler.cuh, 0.7.2).
     """
-    root = environ.get(_VARIABLE)
-    return pathlib.Path(root) / "cache" if root else None
+    roots = []
+    if given := environ.get("DG_JIT_CACHE_DIR"):
+        roots.append(pathlib.Path(given))
+    if given := environ.get("TRTLLM_DG_CACHE_DIR"):
+        roots.append(pathlib.Path(given))
+    elif home := environ.get("HOME"):
+        roots.append(pathlib.Path(home) / ".tensorrt_llm")
+    return [root / "cache" for root in roots]
 
 
-def entries(folder: pathlib.Path | None) -> frozenset[str]:
+def entries(folder: pathlib.Path) -> frozenset[str]:
     """Return the names, ``<kernel>.<hash>``, of the entries in ``folder``.
 
     An entry is built elsewhere and renamed into the folder when it is whole.
     """
-    if folder is None:
-        return frozenset()
     try:
         return frozenset(entry.name for entry in folder.iterdir())
     except FileNotFoundError:
@@ -39,7 +45,7 @@ class CacheWatch:
     Entries of other processes that share the folder are among them.
     """
 
-    def __init__(self, folder: pathlib.Path | None) -> None:
+    def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
         self._stamp = 0
         self._known = entries(folder)
@@ -56,8 +62,6 @@ class CacheWatch:
         return tuple(sorted(new))
 
     def _read_stamp(self) -> int:
-        if self._folder is None:
-            return 0
         try:
             return self._folder.stat().st_mtime_ns
         except FileNotFoundError:

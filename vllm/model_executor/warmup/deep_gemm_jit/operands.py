@@ -22,9 +22,11 @@ class Operands:
 
     Attributes:
         spec: Whose operands these are.
+        max_rows: Most rows of one call.
         weight: B, float8_e4m3fn (N, K) or (groups, N, K).
         weight_scale: Its block scale.
-        activation: Flat float8_e4m3fn storage of A.
+        activation: Flat storage of A, float8_e4m3fn or, where FlashInfer
+            quantizes, bfloat16.
         activation_scale: Flat storage of A's scale, zero: packing UE8M0 scales
             checks their sign and mantissa bits.
         output: Flat bfloat16 storage of D.
@@ -34,6 +36,7 @@ class Operands:
     """
 
     spec: GemmSpec
+    max_rows: int
     weight: torch.Tensor
     weight_scale: torch.Tensor
     activation: torch.Tensor
@@ -83,7 +86,12 @@ def allocate(
         if weights is not None and all(_is_usable(tensor, device) for tensor in weights)
         else _substitute_weights(spec, device)
     )
-    activation = torch.empty(0, dtype=torch.float8_e4m3fn, device=device)
+    quantized = spec.activation_scale is not ScaleLayout.NONE
+    activation = torch.empty(
+        0,
+        dtype=torch.float8_e4m3fn if quantized else torch.bfloat16,
+        device=device,
+    )
     output = torch.empty(0, dtype=torch.bfloat16, device=device)
     sizes = [
         (max_rows - 1) * _row_stride(width, tensor, overlapping) + width
@@ -92,6 +100,7 @@ def allocate(
     routing = spec.routing
     return Operands(
         spec=spec,
+        max_rows=max_rows,
         weight=weight,
         weight_scale=weight_scale,
         activation=activation.new_empty(sizes[0]),
@@ -112,9 +121,9 @@ def allocate(
     )
 
 
-def dense_bytes(spec: GemmSpec, rows: int) -> int:
-    """Return the bytes of A and D in the form that does not overlap."""
-    return rows * (spec.k + 2 * spec.n)
+def dense_bytes(spec: GemmSpec) -> int:
+    """Return the bytes, at most, of a row of A and D that overlap no other."""
+    return 2 * (spec.k + spec.n)
 
 
 def _row_stride(width: int, tensor: torch.Tensor, overlapping: bool) -> int:
@@ -138,6 +147,8 @@ def _scale_layout(spec: GemmSpec, rows: int) -> tuple[tuple[int, int], tuple[int
             return (rows, columns), (1, aligned)
         case ScaleLayout.PACKED_UE8M0:
             return (rows, -(-columns // 4)), (1, aligned)
+        case ScaleLayout.NONE:
+            return (0, 0), (1, 1)
 
 
 def _scale_elements(spec: GemmSpec, max_rows: int) -> int:

@@ -64,6 +64,14 @@ class Report:
     def built(self) -> frozenset[str]:
         return frozenset(name for result in self.results for name in result.built)
 
+    @property
+    def shapes(self) -> frozenset[tuple[str, int, int, int]]:
+        """Distinct (entry point, N, K, groups)."""
+        return frozenset(
+            (spec.entry_point, spec.n, spec.k, spec.groups)
+            for spec in (result.spec for result in self.results)
+        )
+
     def select(self, kind: type) -> list[Any]:
         return [outcome for outcome in self.outcomes if isinstance(outcome, kind)]
 
@@ -101,7 +109,7 @@ class Report:
         )
         return (
             f"DeepGEMM warmup: {len(self.select(Registered))} layers, "
-            f"{len(self.results)} shapes, {kernels}, {self.seconds:.1f} s"
+            f"{len(self.shapes)} shapes, {kernels}, {self.seconds:.1f} s"
         )
 
     def to_json(self) -> dict[str, Any]:

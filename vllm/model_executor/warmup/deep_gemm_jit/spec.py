@@ -6,10 +6,15 @@ from typing import Any
 
 
 class EntryPoint(enum.StrEnum):
-    """DeepGEMM functions that a spec can name, by their names in ``deep_gemm``."""
+    """Functions that a spec can name: DeepGEMM's, and FlashInfer's one.
+
+    FlashInfer carries a DeepGEMM of its own, with a compiler and a cache folder
+    of its own, which it runs for few rows.
+    """
 
     FP8_GEMM_NT = "fp8_gemm_nt"
     M_GROUPED_FP8_GEMM_NT_CONTIGUOUS = "m_grouped_fp8_gemm_nt_contiguous"
+    FLASHINFER_FP8_BLOCKSCALE_GEMM = "flashinfer_fp8_blockscale_gemm"
 
 
 class ScaleLayout(enum.StrEnum):
@@ -24,6 +29,8 @@ class ScaleLayout(enum.StrEnum):
     COLUMN_MAJOR_TMA_ALIGNED = "column-major-tma-aligned"
     # Blackwell: four UE8M0 exponents in one int32, shape (M, ceil(K / 512)).
     PACKED_UE8M0 = "packed-ue8m0"
+    # FlashInfer takes bfloat16 and quantizes by itself.
+    NONE = "none"
 
 
 @dataclasses.dataclass(frozen=True, order=True)

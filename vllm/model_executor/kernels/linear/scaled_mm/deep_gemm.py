@@ -134,12 +134,15 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         problem = shape_problem(config.weight_shape)
         if problem is not None:
             return False, problem
-        model_config = get_current_vllm_config().model_config
-        if model_config is None:
+        engine_config = get_current_vllm_config()
+        if engine_config.model_config is None:
             return False, "needs a model config"
-        model_type = getattr(model_config.hf_text_config, "model_type", None)
+        hf_config = engine_config.model_config.hf_text_config
+        model_type = getattr(hf_config, "model_type", None)
         if should_auto_disable_deep_gemm(model_type):
             return False, f"is switched off for model type {model_type} on this GPU"
+        if getattr(engine_config.quant_config, "use_deep_gemm", None) is False:
+            return False, "is switched off by the quantization config (use_deep_gemm)"
         return True, None
 
     def deep_gemm_kernel(self) -> Fp8BlockScaledMMLinearKernel:
@@ -214,14 +217,18 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         problem = shape_problem((weight.shape[0], weight.shape[1]))
         if problem is not None:
             return Rejected(f"DeepGEMM {problem}")
-        rows = RowRange(self._first_row(), max_tokens)
-        if not rows:
-            return Rejected(
-                f"DeepGEMM starts at {rows.first} rows, the limit is {max_tokens}"
-            )
+        first = self._first_row()
+        calls = [
+            (EntryPoint.FP8_GEMM_NT, RowRange(first, max_tokens), layout)
+            for layout in self._activation_scale_layouts()
+        ]
+        if first > 1:
+            few = RowRange(1, min(first - 1, max_tokens))
+            entry_point = EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM
+            calls.insert(0, (entry_point, few, ScaleLayout.NONE))
         return [
             GemmSpec(
-                entry_point=EntryPoint.FP8_GEMM_NT,
+                entry_point=entry_point,
                 n=weight.shape[0],
                 k=weight.shape[1],
                 groups=1,
@@ -230,10 +237,12 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
                 activation_scale=layout,
                 ue8m0_cast=self.use_deep_gemm_e8m0,
             )
-            for layout in self._activation_scale_layouts()
+            for entry_point, rows, layout in calls
+            if rows
         ]
 
     def _first_row(self) -> int:
+        """Return the least number of rows that reaches DeepGEMM."""
         if self.dispatcher is None or envs.VLLM_BATCH_INVARIANT:
             return 1
         return _WRAPPER_FIRST_ROW

@@ -1,0 +1,142 @@
+"""Real vLLM layers outside an engine: configs, construction, loading."""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+FP8 = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+COMPRESSED_TENSORS = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 8,
+                "type": "float",
+                "strategy": "block",
+                "block_structure": [128, 128],
+                "symmetric": True,
+                "dynamic": False,
+            },
+            "input_activations": {
+                "num_bits": 8,
+                "type": "float",
+                "strategy": "group",
+                "group_size": 128,
+                "symmetric": True,
+                "dynamic": True,
+            },
+        }
+    },
+    "ignore": [],
+}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
+
+_HF_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+
+
+@contextlib.contextmanager
+def one_rank(folder: pathlib.Path) -> Iterator[Any]:
+    """Yield a VllmConfig, and be the one rank of its engine meanwhile.
+
+    Args:
+        folder: Empty; a config.json and a rendezvous file go there.
+
+    """
+    from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+    from vllm.distributed import (
+        cleanup_dist_env_and_memory,
+        init_distributed_environment,
+        initialize_model_parallel,
+    )
+
+    (folder / "config.json").write_text(json.dumps(_HF_CONFIG))
+    config = VllmConfig(
+        model_config=ModelConfig(
+            model=str(folder), skip_tokenizer_init=True, dtype="bfloat16"
+        )
+    )
+    with set_current_vllm_config(config):
+        init_distributed_environment(
+            world_size=1,
+            rank=0,
+            local_rank=0,
+            backend="gloo",
+            distributed_init_method=f"file://{folder / 'rendezvous'}",
+        )
+        initialize_model_parallel()
+        yield config
+    cleanup_dist_env_and_memory()
+
+
+def make_linear(
+    config: Any,
+    device: torch.device,
+    n: int,
+    k: int,
+    quantization: dict[str, Any],
+    prefix: str = "layers.0.proj",
+) -> torch.nn.Module:
+    """Make a ReplicatedLinear as a model does, its weights not loaded."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.linear import ReplicatedLinear
+
+    with engine(config, device), set_current_vllm_config(config):
+        layer: torch.nn.Module = ReplicatedLinear(
+            k,
+            n,
+            bias=False,
+            quant_config=quantization_config(quantization),
+            prefix=prefix,
+        )
+    return layer
+
+
+@contextlib.contextmanager
+def engine(config: Any, device: torch.device) -> Iterator[None]:
+    """Default dtype and device as while a model is constructed."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(config.model_config.dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def quantization_config(value: dict[str, Any]) -> Any:
+    """Return vLLM's quantization config for a ``quantization_config`` of HF."""
+    from vllm.model_executor.layers.quantization import get_quantization_config
+
+    value = json.loads(json.dumps(value))
+    method = value["quant_method"]
+    return get_quantization_config(method).from_config(value)
+
+
+def load(layer: torch.nn.Module) -> torch.nn.Module:
+    """Finish a load as the engine does once the checkpoint is read."""
+    for module in layer.modules():
+        method = getattr(module, "quant_method", None)
+        if method is not None and hasattr(method, "process_weights_after_loading"):
+            method.process_weights_after_loading(module)
+    return layer
