@@ -44,7 +44,8 @@ class Runner:
 
     def __call__(self, model: Path, *more: str, **script: Any) -> int:
         self.monkeypatch.setenv("FAKE_VLLM", json.dumps(script))
-        return run.main(arguments(model, f"--json={self.json}", *more))
+        status: int = run.main(arguments(model, f"--json={self.json}", *more))
+        return status
 
     @property
     def result(self) -> dict[str, Any]:
