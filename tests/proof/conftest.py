@@ -36,9 +36,3 @@ def bare_environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, s
     dropped = ("CUDA_HOME", "CUDA_PATH", "DG_JIT_NVCC_COMPILER", "FLASHINFER_NVCC")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return kept | {"PATH": hide("nvcc", os.environ["PATH"], folder)}
-
-
-@pytest.fixture(scope="session")
-def other_caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for what takes minutes and is no DeepGEMM kernel."""
-    return tmp_path_factory.mktemp("other")
