@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from vllm_deep_gemm_warmup import overlay, toolchain
 from vllm_deep_gemm_warmup.bases import Base, known_bases
 
@@ -153,3 +152,19 @@ def defined_names(path: Path) -> set[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {t.id for t in targets if isinstance(t, ast.Name)}
     return names
+
+
+def test_the_recorded_row_count_is_the_wrapper_s(
+    base: Base, installed_base: Path
+) -> None:
+    """The base's dispatch compares the number of rows with exactly this number."""
+    path = installed_base / "model_executor/kernels/linear/scaled_mm/flashinfer.py"
+    limits = {
+        node.comparators[0].value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        and ast.unparse(node.left) == "input.shape[0]"
+        and isinstance(node.ops[0], ast.Lt)
+        and isinstance(node.comparators[0], ast.Constant)
+    }
+    assert limits == {base.wrapper_first_row}

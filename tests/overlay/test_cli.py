@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
 from vllm_deep_gemm_warmup import cli
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from vllm_deep_gemm_warmup import plugin
 
 # vLLM's own part in it: its list of variables, and a logger with a handler.
@@ -73,6 +72,22 @@ def test_wrong_setting_ends_the_process(engine: Any) -> None:
     assert last == (
         "ValueError: VLLM_DEEP_GEMM_WARMUP ('Relax'): unknown value; set one of "
         "skip, relax, full, or unset it"
+    )
+
+
+@pytest.mark.parametrize("value", ["off", ""])
+def test_wrong_switch_ends_the_process(engine: Any, value: str) -> None:
+    done = engine.start(REGISTER + "register()", VLLM_DEEP_GEMM_OVERLAY=value)
+    assert done.returncode == 1
+    assert "ValueError: VLLM_DEEP_GEMM_OVERLAY" in done.stderr
+
+
+def test_off_is_off_for_our_settings_too(engine: Any) -> None:
+    engine.run(
+        REGISTER + "register()",
+        VLLM_DEEP_GEMM_OVERLAY="0",
+        VLLM_SKIP_DEEP_GEMM_WARMUP="1",
+        VLLM_DEEP_GEMM_WARMUP_STRICT="yes",
     )
 
 

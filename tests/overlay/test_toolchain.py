@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from vllm_deep_gemm_warmup import toolchain
 from vllm_deep_gemm_warmup.toolchain import Facts, Rejected, Toolchain
 

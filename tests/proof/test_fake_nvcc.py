@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from vllm_deep_gemm_warmup.proof import fake_nvcc
 
 

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-
 from vllm_deep_gemm_warmup.proof import matrix, run
 from vllm_deep_gemm_warmup.proof.settings import Settings
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from vllm_deep_gemm_warmup.proof import run
 
 FAKE = Path(__file__).with_name("fake_vllm.py")

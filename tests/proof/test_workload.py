@@ -1,7 +1,6 @@
 """Prompt sizes: enough of them, all different, both ends of every row class."""
 
 import pytest
-
 from vllm_deep_gemm_warmup.proof import workload
 
 

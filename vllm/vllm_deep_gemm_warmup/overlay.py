@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 
 from .bases import Base, known_bases
-from .finder import Decision
+from .finder import Decision, installed
 
 SWITCH = "VLLM_DEEP_GEMM_OVERLAY"
 DIVERTED_FILE = "model_executor/warmup/deep_gemm_warmup.py"
@@ -66,6 +66,21 @@ def match(bases: Iterable[Base], digests: Mapping[str, str]) -> Base | None:
         if all(digests[name] == digest for name, digest in base.files.items()):
             return base
     return None
+
+
+def base_in_use() -> Base:
+    """The base that our files stand in this process beside.
+
+    Raises:
+        LookupError: the finder stands aside.
+
+    """
+    finder = installed()
+    version = finder.decide().base if finder else ""
+    for base in known_bases():
+        if base.version == version:
+            return base
+    raise LookupError("base (none): the finder stands aside; our files cannot run")
 
 
 def tree_root() -> Path:
@@ -140,8 +155,8 @@ def _why_unknown(
         if digests[name] != digest
     )
     return (
-        f"vLLM {version} is not a base that this patch set knows (nearest: "
-        f"{nearest.version}): {differing}"
+        f"vLLM {version} differs from {nearest.version}, the nearest base that this "
+        f"patch set knows: {differing}"
     )
 
 

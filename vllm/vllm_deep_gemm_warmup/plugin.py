@@ -34,11 +34,14 @@ logger = logging.getLogger("vllm.deep_gemm_warmup")
 def register() -> None:
     """Check the settings, find a toolchain, say once if the finder stood aside.
 
+    Where it stood aside, only its own switch is checked: stock vLLM runs, with
+    stock vLLM's rules.
+
     Raises:
         ValueError: a setting has an unknown value, or is retired.
 
     """
-    check_settings(os.environ)
+    _check_choice(os.environ, SWITCH, ("0", "1"))
     declare_settings()
     decision = finder_decision()
     if not decision.active:
@@ -50,10 +53,12 @@ def register() -> None:
         if heard and claim_speech(os.environ, message):
             logger.log(level, "%s", message)
         return
+    check_settings(os.environ)
     os.environ.update(toolchain.environment(toolchain.read_facts()))
-    # Said aloud where a block-FP8 layer asks for it, and only there: a model
-    # without one gets no line from us.
-    logger.debug("%s", toolchain.describe_current())
+    # What it found is said where a block-FP8 layer asks for it, and only there:
+    # a model without one gets no line from us.
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("%s", toolchain.describe_current())
 
 
 def check_settings(environ: Mapping[str, str]) -> None:
@@ -64,16 +69,22 @@ def check_settings(environ: Mapping[str, str]) -> None:
 
     """
     for name, allowed in _CHOICES.items():
-        value = environ.get(name)
-        if value is not None and value not in allowed:
-            raise ValueError(
-                f"{name} ({value!r}): unknown value; set one of "
-                f"{', '.join(allowed)}, or unset it"
-            )
+        _check_choice(environ, name, allowed)
     if RETIRED in environ:
         raise ValueError(
             f"{RETIRED} ({environ[RETIRED]!r}): retired, it has no effect; "
             f"unset it and set {MODE} to one of {', '.join(MODES)}"
+        )
+
+
+def _check_choice(
+    environ: Mapping[str, str], name: str, allowed: tuple[str, ...]
+) -> None:
+    value = environ.get(name)
+    if value is not None and value not in allowed:
+        raise ValueError(
+            f"{name} ({value!r}): unknown value; set one of {', '.join(allowed)}, "
+            "or unset it"
         )
 
 

@@ -17,6 +17,8 @@ class Base:
         files: path below `vllm/` -> sha256 of the base file that ours stands in for.
         wheel_sha256: file name of the wheel -> sha256 on the package index.
         facts: what the release pins or carries -> version.
+        wrapper_first_row: least number of rows that the FlashInfer/DeepGEMM
+            wrapper sends to DeepGEMM.
 
     """
 
@@ -24,6 +26,7 @@ class Base:
     files: Mapping[str, str]
     wheel_sha256: Mapping[str, str]
     facts: Mapping[str, str]
+    wrapper_first_row: int
 
 
 def known_bases() -> tuple[Base, ...]:

@@ -3,6 +3,7 @@
 Digests: computed from the files in the wheel named below. Its RECORD gives the
 same values in base64. Versions: `Requires-Dist` of the wheel, `__version__` of
 `vllm/third_party/deep_gemm`, and `Requires-Dist` of torch 2.14.0 for CUDA.
+The wrapper's row count: `scaled_mm/flashinfer.py` compares `input.shape[0]` with it.
 """
 
 from . import Base
@@ -34,4 +35,5 @@ BASE = Base(
         "deep_gemm": "2.8.1",
         "cuda-toolkit": "13.0.3.0",
     },
+    wrapper_first_row=32,
 )

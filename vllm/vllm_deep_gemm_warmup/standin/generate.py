@@ -91,6 +91,8 @@ def _mathematics_body(name: str) -> str | None:
         return f'(void) {{ si_unsupported("{name}"); return {code}; }}'
     if "Create" in name:
         return "(void **out) { *out = calloc(1, 256); return 0; }"
+    if re.match(r"cublas(?!Lt)(?!Set)", name):
+        return "(void *handle) { si_blas_called(handle); return 0; }"
     return "(void) { return 0; }"
 
 
@@ -105,6 +107,7 @@ def mathematics_source(headers: Iterable[str]) -> str:
         names.update(re.findall(renamed, header))
     bodies = ((name, _mathematics_body(name)) for name in sorted(names))
     lines = ["#include <stdlib.h>", "extern int si_unsupported(const char *);"]
+    lines.append("extern void si_blas_called(void *);")
     lines += [f"{_WEAK} {name}{body}" for name, body in bodies if body]
     return "\n".join(lines) + "\n"
 

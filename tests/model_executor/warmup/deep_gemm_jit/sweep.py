@@ -13,6 +13,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.backend import Backend, read_targe
 from vllm.model_executor.warmup.deep_gemm_jit.calls import Call
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
+    ExpertRouting,
     GemmSpec,
     RowRange,
     ScaleLayout,
@@ -22,25 +23,37 @@ from vllm.utils import deep_gemm as deep_gemm_utils
 
 
 def spec_of(case: dict[str, Any], last: int) -> GemmSpec:
-    n, k = case["n"], case["k"]
-    blocks = (-(-n // 128), k // 128)
+    n, k, groups = case["n"], case["k"], case.get("groups", 1)
+    rows, columns = -(-n // 128), k // 128
+    scale = TensorLayout((rows, columns), (columns, 1), "float32")
+    routing = None
+    entry_point = EntryPoint.FP8_GEMM_NT
+    if groups > 1:
+        entry_point = EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS
+        scale = TensorLayout(
+            (groups, rows, columns), (rows * columns, columns, 1), "float32"
+        )
+        routing = ExpertRouting(case["top_k"], prefix_sum=True)
     return GemmSpec(
-        entry_point=EntryPoint.FP8_GEMM_NT,
+        entry_point=entry_point,
         n=n,
         k=k,
-        groups=1,
+        groups=groups,
         rows=RowRange(case["first"], last),
-        weight_scale=TensorLayout(blocks, (blocks[1], 1), "float32"),
+        weight_scale=scale,
         activation_scale=ScaleLayout(case["layout"]),
         ue8m0_cast=True,
+        routing=routing,
     )
 
 
 def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
     """Warm and sweep one shape, its limits in ascending order."""
-    deep_gemm_utils.set_num_sms(case["sms"])
     device = torch.device("cuda", 0)
-    backend = Backend(device, read_target(device))
+    if case["sms"] is not None:
+        deep_gemm_utils.set_num_sms(case["sms"])
+    target = read_target(device)
+    backend = Backend(device, target)
     first: list[str] = []
     second: list[str] = []
     failures: list[str] = []
@@ -59,7 +72,13 @@ def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
                 spec, None, every_row=every_row, listener=lambda spec, call: None
             )
             collect(calls, into)
-    return {**case, "first": first, "second": second, "failures": failures}
+    return {
+        **case,
+        "target": str(target),
+        "first": first,
+        "second": second,
+        "failures": failures,
+    }
 
 
 def main() -> None:

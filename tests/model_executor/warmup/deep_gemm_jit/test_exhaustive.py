@@ -6,11 +6,14 @@ orders. What the second of them builds is missing from the first.
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from vllm_deep_gemm_warmup import standin
 
 SWEEP = pathlib.Path(__file__).with_name("sweep.py")
 # Neither all multiples of 64 nor all others; ascending, as the script wants.
@@ -45,6 +48,34 @@ SHAPES = {
     "Qwen3-Next shared down TP4": (2048, 128),
 }
 DEFAULT = ["Qwen3-0.6B qkv", "DeepSeek-V3 kv_a", "Qwen3-Next shared down TP4"]
+
+
+# The experts' weights; ep_scatter and the activation lay out their scales.
+EXPERTS = {
+    "Qwen3-30B-A3B w13": (1536, 2048, 128, "row-major"),
+    "Qwen3-30B-A3B w2": (2048, 768, 128, "column-major"),
+    "DeepSeek-V3 TP8 w13": (512, 7168, 256, "row-major"),
+    "DeepSeek-V3 TP8 w2": (7168, 256, 256, "column-major"),
+}
+
+
+def expert_cases(names: Iterable[str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "n": n,
+            "k": k,
+            "groups": groups,
+            "top_k": 8,
+            "first": 1,
+            "layout": layout,
+            "sms": sms,
+            "limits": [1000, 8192],
+        }
+        for name in names
+        for n, k, groups, layout in (EXPERTS[name],)
+        for sms in (132, 78)
+    ]
 
 
 def cases(names: list[str]) -> list[dict[str, Any]]:
@@ -108,3 +139,43 @@ def test_sampled_rows_and_all_rows_take_the_same_kernels(
         assert result["failures"] == [], result["name"]
         assert result["second"] == [], result
     assert sum(len(result["first"]) for result in results) > len(names)
+
+
+@pytest.mark.parametrize("sweep_first", [False, True], ids=["missing", "unneeded"])
+def test_experts_get_the_kernels_of_every_number_of_tokens(
+    sweep_first: bool, fake_nvcc_environment: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    wanted = expert_cases(EXPERTS)
+    results = sweep(
+        wanted,
+        sweep_first=sweep_first,
+        environ=fake_nvcc_environment,
+        cache=tmp_path,
+    )
+    for result in results:
+        assert result["failures"] == [], result["name"]
+        assert result["second"] == [], result
+        assert len(result["first"]) > 1, result
+
+
+def test_the_sm_count_is_the_device_s_own(
+    fake_nvcc_environment: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    """G25: a slice of 60 SMs; no kernel for 132 is built."""
+    slice_of_60 = standin.environment("60", base_env=fake_nvcc_environment)
+    case = {
+        "name": "slice",
+        "n": 4096,
+        "k": 4096,
+        "sms": None,
+        "limits": [2048],
+        **WRAPPER,
+    }
+    (result,) = sweep([case], sweep_first=False, environ=slice_of_60, cache=tmp_path)
+    assert result["target"] == "sm90-60sm"
+    assert result["failures"] == []
+    assert result["second"] == []
+    sources = [path.read_text() for path in tmp_path.glob("cache/*gemm*/kernel.cu")]
+    assert sources
+    assert all(re.search(r"\b60\b", text) for text in sources)
+    assert not any(re.search(r"\b132\b", text) for text in sources)

@@ -37,7 +37,12 @@ class Shape:
 def shapes_to_run(spec: GemmSpec, target: Target, *, every_row: bool) -> list[Shape]:
     """Return the calls that together take every kernel of ``spec``."""
     if spec.routing is not None:
-        return list(_grouped_shapes(spec))
+        every_token = range(spec.rows.first, spec.rows.last + 1)
+        return (
+            [_padded(spec, tokens) for tokens in every_token]
+            if every_row
+            else list(_grouped_shapes(spec))
+        )
     # FlashInfer's rows are few, and its windows are not DeepGEMM's.
     every_row |= spec.entry_point is EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM
     rows = rows_to_run(spec.rows, target, every_row=every_row)

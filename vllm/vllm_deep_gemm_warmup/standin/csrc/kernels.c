@@ -126,8 +126,20 @@ CUresult si_kernel_set(struct si_kernel *kernel, int attribute, int value)
 {
     if (kernel == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+    switch (attribute) {
+    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
+    case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
+    case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
         return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+        break;
+    default:
+        /* Triton tries newer attributes and takes its older way when they are unknown. */
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     if (value < 0 || value + kernel->static_shared > shared_limit())
         return CUDA_ERROR_INVALID_VALUE;
     kernel->max_dynamic_shared = value;

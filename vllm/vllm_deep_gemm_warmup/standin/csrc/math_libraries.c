@@ -39,6 +39,27 @@ cublasStatus_t cublasGetStream_v2(cublasHandle_t handle, cudaStream_t *stream)
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* A product in a captured stream is a node of the graph, or the graph would look empty. */
+void si_blas_called(void *handle)
+{
+    if (handle)
+        si_recorded(((struct blas *)handle)->stream);
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                              const void *alpha, const void *a, cublasLtMatrixLayout_t a_layout,
+                              const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
+                              const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
+{
+    (void)handle, (void)operation, (void)alpha, (void)a, (void)a_layout, (void)b, (void)b_layout;
+    (void)beta, (void)c, (void)c_layout, (void)d, (void)d_layout, (void)algorithm;
+    (void)workspace, (void)workspace_bytes;
+    si_recorded(stream);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode)
 {
     ((struct blas *)handle)->math_mode = (int)mode;

@@ -52,6 +52,14 @@ static int threads_for(int registers)
     return warps >= 32 ? 1024 : warps * 32;
 }
 
+/* From sm_90 on the section starts with what the system keeps of every block. */
+static int static_shared(int section_bytes)
+{
+    int reserved = 0;
+    si_attribute(CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, 0, &reserved);
+    return section_bytes > reserved ? section_bytes - reserved : 0;
+}
+
 static void read_info(struct si_kernel *kernel, const unsigned char *info, size_t size)
 {
     /* Entries: format, attribute, then 16 bits of value or of the payload's length. */
@@ -107,6 +115,14 @@ static CUresult read_elf(struct library *library, const unsigned char *image, si
     if (size < sizeof *header || header->e_machine != EM_NVIDIA ||
         !inside(size, header->e_shoff, (size_t)header->e_shnum * sizeof(Elf64_Shdr)))
         return CUDA_ERROR_INVALID_IMAGE;
+    /* In the present ABI (version 8) the second byte of the flags is the SM's number. */
+    int architecture = (int)(header->e_flags >> 8 & 0xff);
+    const struct si_pose *pose = si_pose();
+    if (header->e_ident[EI_ABIVERSION] >= 8 &&
+        (architecture / 10 != pose->major || architecture % 10 > pose->minor)) {
+        si_trace("a cubin for sm_%d on sm_%d%d", architecture, pose->major, pose->minor);
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    }
     const Elf64_Shdr *sections = (const Elf64_Shdr *)(image + header->e_shoff);
     const Elf64_Shdr *table = NULL;
     for (int i = 0; i < header->e_shnum; i++) {
@@ -151,7 +167,7 @@ static CUresult read_elf(struct library *library, const unsigned char *image, si
             if (!strncmp(section, ".nv.info.", 9) && !strcmp(section + 9, kernel->name))
                 read_info(kernel, image + sections[i].sh_offset, sections[i].sh_size);
             if (!strncmp(section, ".nv.shared.", 11) && !strcmp(section + 11, kernel->name))
-                kernel->static_shared = (int)sections[i].sh_size;
+                kernel->static_shared = static_shared((int)sections[i].sh_size);
         }
     }
     return CUDA_SUCCESS;

@@ -117,6 +117,11 @@ CUresult si_check_launch(const struct si_kernel *kernel, unsigned blocks_x, unsi
                          unsigned threads_z, unsigned dynamic_shared);
 int si_occupancy(const struct si_kernel *kernel, int threads, size_t dynamic_shared);
 
+/* ---- math_libraries.c ---- */
+
+/* A cuBLAS call that computes, through this handle. */
+void si_blas_called(void *handle);
+
 /* ---- lookup.c ---- */
 
 /* The address of a driver function by its unversioned name; never NULL. */

@@ -42,6 +42,7 @@ from vllm.utils.deep_gemm import (
     should_auto_disable_deep_gemm,
 )
 from vllm.utils.torch_utils import direct_register_custom_op
+from vllm_deep_gemm_warmup.overlay import base_in_use
 
 from .BlockScaledMMLinearKernel import (
     FP8BlockParams,
@@ -57,10 +58,6 @@ logger = init_logger(__name__)
 _N_MULTIPLE = 64
 _K_MULTIPLE = 128
 _BLOCK_SHAPE = (128, 128)
-
-# Below this many rows the FlashInfer wrapper (scaled_mm/flashinfer.py) runs its
-# own kernel, except where every result has to be batch invariant.
-_WRAPPER_FIRST_ROW = 32
 
 
 def shape_problem(shape: tuple[int, int]) -> str | None:
@@ -113,7 +110,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             )
         problem = library_problem()
         if problem is not None:
-            logger.warning_once("DeepGEMM is not used: %s", problem, scope="global")
+            logger.warning_once("DeepGEMM is not used: %s", problem, scope="local")
         return problem is None, problem
 
     @classmethod
@@ -245,7 +242,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         """Return the least number of rows that reaches DeepGEMM."""
         if self.dispatcher is None or envs.VLLM_BATCH_INVARIANT:
             return 1
-        return _WRAPPER_FIRST_ROW
+        return base_in_use().wrapper_first_row
 
     def _activation_scale_layouts(self) -> list[ScaleLayout]:
         if _packs_scales():

@@ -1,0 +1,201 @@
+"""What a program asks the driver: right answers, or an error. No framework, so fast."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from vllm_deep_gemm_warmup.standin import parse_device
+
+from .cubin import cubin
+
+PRELUDE = """
+import ctypes, json
+c = ctypes
+cuda = c.CDLL("libcuda.so.1")
+assert cuda.cuInit(0) == 0
+def ask(function, *arguments, kind=c.c_int):
+    out = kind()
+    return getattr(cuda, function)(c.byref(out), *arguments), out.value
+def attribute(number, device=0):
+    return ask("cuDeviceGetAttribute", number, device)
+cuda.cudaSetDevice(0)
+"""
+
+
+@pytest.mark.parametrize("name", ["h100", "h200", "h100-pcie", "h20", "b200", "60"])
+def test_every_pose_answers_its_own_facts(
+    name: str, standin: Callable[..., dict[str, str]], python: Callable[..., str]
+) -> None:
+    code = """
+nvml = c.CDLL("libnvidia-ml.so.1")
+assert nvml.nvmlInit() == 0 and nvml.nvmlInit_v2() == 0
+count, handle, text = c.c_uint(), c.c_void_p(), c.create_string_buffer(96)
+nvml.nvmlDeviceGetCount_v2(c.byref(count))
+nvml.nvmlDeviceGetHandleByIndex_v2(1, c.byref(handle))
+nvml.nvmlDeviceGetName(handle, text, 96)
+major, minor = c.c_int(), c.c_int()
+nvml.nvmlDeviceGetCudaComputeCapability(handle, c.byref(major), c.byref(minor))
+memory = (c.c_ulonglong * 3)()
+nvml.nvmlDeviceGetMemoryInfo(handle, memory)
+print(json.dumps({
+    "capability": [attribute(75)[1], attribute(76)[1]], "sms": attribute(16)[1],
+    "optin": attribute(97)[1], "l2": attribute(38)[1],
+    "total": ask("cuDeviceTotalMem_v2", 0, kind=c.c_size_t)[1],
+    "nvml": [count.value, text.value.decode(), major.value, minor.value, memory[0]],
+}))
+"""
+    found = json.loads(python(PRELUDE + code, standin(name, 2)))
+    device = parse_device(name)
+    assert found == {
+        "capability": [device.major, device.minor],
+        "sms": device.sms,
+        "optin": 232448,
+        "l2": device.l2_bytes,
+        "total": device.total_bytes,
+        "nvml": [2, device.name, device.major, device.minor, device.board_bytes],
+    }
+
+
+def test_what_is_not_known_is_an_error(
+    standin: Callable[..., dict[str, str]], python: Callable[..., str], tmp_path: Path
+) -> None:
+    code = """
+def look_up(name):
+    out = c.c_void_p()
+    assert cuda.cuGetProcAddress_v2(name, c.byref(out), 13000, 0, None) == 0
+    return out.value
+unknown = c.CFUNCTYPE(c.c_int)(look_up(b"cuNoSuchThing"))()
+versioned = look_up(b"cuMemAlloc") == c.cast(cuda.cuMemAlloc_v2, c.c_void_p).value
+print(json.dumps({
+    "unknown": unknown, "versioned": versioned, "declared": cuda.cuMemCreate(),
+    "runtime": cuda.cudaImportExternalMemory(), "attribute": attribute(9999)[0],
+    "device": attribute(16, 7)[0], "set": cuda.cudaSetDevice(3),
+}))
+"""
+    assert json.loads(python(PRELUDE + code, standin())) == {
+        "unknown": 801,
+        "versioned": True,
+        "declared": 801,
+        "runtime": 801,
+        "attribute": 1,
+        "device": 101,
+        "set": 101,
+    }
+    trace = (tmp_path / "trace").read_text()
+    assert "looked up cuNoSuchThing" in trace
+    assert "unsupported cuMemCreate" in trace
+    assert "no value for device attribute 9999" in trace
+
+
+def test_memory_is_counted_and_bounded(
+    standin: Callable[..., dict[str, str]], python: Callable[..., str]
+) -> None:
+    code = """
+def free():
+    a, b = c.c_size_t(), c.c_size_t()
+    cuda.cuMemGetInfo_v2(c.byref(a), c.byref(b))
+    return a.value
+malloc = lambda size: ask("cudaMalloc", c.c_size_t(size), kind=c.c_void_p)
+before = free()
+code, address = malloc(60 << 30)
+assert code == 0
+taken = before - free()
+too_much = malloc(60 << 30)[0]
+data = c.create_string_buffer(b"x" * 4096)
+cuda.cudaMemcpy(c.c_void_p(address + 8192), data, c.c_size_t(4096), 1)
+cuda.cudaMemset(c.c_void_p(address), 0, c.c_size_t(60 << 30))
+back = c.create_string_buffer(4096)
+cuda.cudaMemcpy(back, c.c_void_p(address + 8192), c.c_size_t(4096), 2)
+base, size = c.c_size_t(), c.c_size_t()
+cuda.cuMemGetAddressRange_v2(c.byref(base), c.byref(size), c.c_size_t(address + 77))
+assert (base.value, size.value) == (address, 60 << 30)
+first, second = (cuda.cudaFree(c.c_void_p(address)) for _ in range(2))
+print(json.dumps([taken == 60 << 30, too_much, back.raw == bytes(4096), first, second,
+                  before == free()]))
+"""
+    assert json.loads(python(PRELUDE + code, standin())) == [
+        True,
+        2,
+        True,
+        0,
+        1,
+        True,
+    ]
+
+
+def test_images_are_read_as_a_driver_reads_them(
+    standin: Callable[..., dict[str, str]], python: Callable[..., str], tmp_path: Path
+) -> None:
+    images = {
+        "good": cubin("first", "second"),
+        "text": b"this is not a cubin, it is text" * 8,
+        "host": cubin("first", machine=62),
+        "blackwell": cubin("first", architecture=100),
+        "truncated": cubin("first", "second")[:200],
+    }
+    for name, image in images.items():
+        (tmp_path / name).write_bytes(image)
+    code = f"""
+def load(name):
+    out = c.c_void_p()
+    path = ({str(tmp_path)!r} + "/" + name).encode()
+    return cuda.cuLibraryLoadFromFile(c.byref(out), path, 0, 0, 0, 0, 0, 0), out
+codes = {{name: load(name)[0] for name in {[*images, "absent"]!r}}}
+library = load("good")[1]
+count = c.c_uint()
+cuda.cuLibraryGetKernelCount(c.byref(count), library)
+kernels = (c.c_void_p * count.value)()
+cuda.cuLibraryEnumerateKernels(kernels, count, library)
+def name(kernel):
+    out = c.c_char_p()
+    cuda.cuKernelGetName(c.byref(out), c.c_void_p(kernel))
+    return out.value.decode()
+kernel = c.c_void_p(kernels[0])
+missing = cuda.cuLibraryGetKernel(c.byref(c.c_void_p()), library, b"third")
+threads = ask("cuFuncGetAttribute", 0, kernel)[1]
+shared = [cuda.cuFuncSetAttribute(kernel, 8, size) for size in (232448, 232449)]
+print(json.dumps([codes, [name(k) for k in kernels], missing, threads, shared]))
+"""
+    assert json.loads(python(PRELUDE + code, standin())) == [
+        {
+            "good": 0,
+            "text": 200,
+            "host": 200,
+            "blackwell": 209,
+            "truncated": 200,
+            "absent": 301,
+        },
+        ["first", "second"],
+        500,
+        1024,
+        [0, 1],
+    ]
+
+
+def test_a_tensor_map_outside_the_documented_limits_is_refused(
+    standin: Callable[..., dict[str, str]], python: Callable[..., str]
+) -> None:
+    code = """
+def encode(address=4096, size=(256, 64), stride=512, box=(64, 64), swizzle=3):
+    u64, u32 = c.c_ulonglong, c.c_uint
+    return cuda.cuTensorMapEncodeTiled(
+        (c.c_char * 128)(), 9, 2, c.c_void_p(address), (u64 * 2)(*size),
+        (u64 * 1)(stride), (u32 * 2)(*box), (u32 * 2)(1, 1), 0, swizzle, 0, 0)
+print(json.dumps([
+    encode(), encode(address=4100), encode(stride=500), encode(box=(64, 257)),
+    encode(box=(128, 64)), encode(size=(0, 64))]))
+"""
+    assert json.loads(python(PRELUDE + code, standin())) == [0, 1, 1, 1, 1, 1]
+
+
+def test_visible_devices_are_honoured(
+    standin: Callable[..., dict[str, str]], python: Callable[..., str]
+) -> None:
+    code = """
+text = c.create_string_buffer(32)
+cuda.cudaDeviceGetPCIBusId(text, 32, 0)
+print(json.dumps([ask("cuDeviceGetCount")[1], text.value.decode()]))
+"""
+    env = standin("h100", 4) | {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert json.loads(python(PRELUDE + code, env)) == [2, "0000:03:00.0"]
