@@ -10,7 +10,8 @@ from vllm_deep_gemm_warmup.proof import fake_nvcc
 
 @pytest.fixture
 def nvcc(tmp_path: Path) -> Path:
-    return fake_nvcc.install(tmp_path / "bin")
+    program: Path = fake_nvcc.install(tmp_path / "bin")
+    return program
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:

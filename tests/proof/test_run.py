@@ -43,7 +43,8 @@ class Runner:
 
     def __call__(self, model: Path, *more: str, **script: Any) -> int:
         self.monkeypatch.setenv("FAKE_VLLM", json.dumps(script))
-        return run.main(arguments(model, f"--json={self.json}", *more))
+        status: int = run.main(arguments(model, f"--json={self.json}", *more))
+        return status
 
     @property
     def result(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def test_right_answers_and_no_late_kernel_prove(
 
     printed = capsys.readouterr().out
     assert status == 0
-    assert "DeepGEMM kernels          2 before ready, 0 after" in printed
+    assert "DeepGEMM kernels          2 built before ready, 0 after" in printed
     assert "layers registered         8" in printed
     assert "PROVED" in printed
     assert prove.result["asked"] == prove.result["right"] == 463 + 556
@@ -77,7 +78,7 @@ def test_a_kernel_after_ready_fails_and_is_named(
 
     printed = capsys.readouterr().out
     assert status == 1
-    assert "1 before ready, 1 after" in printed
+    assert "1 built before ready, 1 after" in printed
     assert "sm90_gemm_impl N=576 K=2048 <Major::K, 0, 576, 2048, 1>" in printed
     assert "FAILED" in printed
 
@@ -90,7 +91,7 @@ def test_stock_is_measured_not_judged(
     printed = capsys.readouterr().out
     assert status == 0
     assert "not reported by stock" in printed
-    assert "0 before ready, 1 after" in printed
+    assert "0 built before ready, 1 after" in printed
 
 
 def test_without_a_report_nothing_is_proved(
@@ -132,17 +133,19 @@ def test_a_failed_kernel_fails_and_is_named(
         ("drop", "prompt of 17: no answer"),
     ],
 )
-@pytest.mark.parametrize("stock", [(), ("--stock",)], ids=["overlay", "stock"])
 def test_a_wrong_answer_fails_and_names_the_request(
     prove: Runner,
     model: Path,
     capsys: pytest.CaptureFixture[str],
     bad: str,
     reason: str,
-    stock: tuple[str, ...],
 ) -> None:
-    assert prove(model, *stock, bad={"17": bad}) == 1
+    assert prove(model, bad={"17": bad}) == 1
     assert reason in capsys.readouterr().out
+
+
+def test_a_wrong_answer_of_stock_fails_too(prove: Runner, model: Path) -> None:
+    assert prove(model, "--stock", bad={"17": "tokens"}) == 1
 
 
 def test_a_server_that_dies_shows_status_and_log(
@@ -205,14 +208,19 @@ def test_a_missing_program_is_named(
 
 
 def test_caches_of_stock_and_ours_are_kept_apart(
-    prove: Runner, model: Path, tmp_path: Path
+    prove: Runner, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept"
     for more in ((), ("--stock",)):
         assert prove(model, f"--keep-cache={kept}", *more, kernels=[(64, 128)]) == 0
 
+    assert prove(model, f"--keep-cache={kept}", kernels=[(64, 128), (64, 256)]) == 0
+    assert "1 found in the cache, 1 built before ready, 0 after" in (
+        capsys.readouterr().out
+    )
     entries = sorted(path.relative_to(kept) for path in kept.rglob(".committed"))
     assert [entry.parts[0] for entry in entries] == [
+        "overlay-real-nvcc",
         "overlay-real-nvcc",
         "stock-real-nvcc",
     ]

@@ -12,23 +12,25 @@ from vllm_deep_gemm_warmup.proof.settings import REAL, Settings
 class Caches:
     """The folders one server may write to; ``scratch`` goes when the server does.
 
-    ``private`` belongs to one side (stock or ours) and one kind of nvcc: vLLM's compile
-    cache looks at source text, and FlashInfer's names do not name the compiler.
+    ``kernels`` and ``other`` belong to one side (stock or ours) and one kind of nvcc:
+    vLLM's compile cache looks at source text, and FlashInfer's names do not name the
+    compiler. ``flashinfer`` holds what is the same for all.
     """
 
-    private: Path
+    kernels: Path
+    other: Path
     flashinfer: Path
     scratch: Path
 
     @property
     def deep_gemm(self) -> Path:
         """DeepGEMM's compiled kernels."""
-        return self.private / "deep_gemm"
+        return self.kernels / "deep_gemm"
 
     @property
     def flashinfer_deep_gemm(self) -> Path:
         """The kernels that FlashInfer's DeepGEMM compiles for fewer than 32 rows."""
-        return self.private / "flashinfer_deep_gemm"
+        return self.kernels / "flashinfer_deep_gemm"
 
     @property
     def report(self) -> Path:
@@ -37,24 +39,27 @@ class Caches:
 
 
 def caches(settings: Settings, scratch: Path) -> Caches:
-    """Return a run's cache folders; without ``--keep-cache`` all in ``scratch``."""
-    root = (settings.keep_cache or scratch / "cache").resolve()
-    flashinfer = settings.flashinfer_cache or root / "flashinfer"
+    """Return a run's cache folders, in ``scratch`` unless they are to be kept."""
+    name = f"{settings.side}-{settings.nvcc}-nvcc"
+    kept = (settings.keep_cache or scratch / "cache").resolve()
+    other = (settings.other_caches or kept).resolve()
     return Caches(
-        private=root / f"{settings.side}-{settings.nvcc}-nvcc",
-        flashinfer=flashinfer.resolve(),
+        kernels=kept / name,
+        other=other / name,
+        flashinfer=other / "flashinfer",
         scratch=scratch,
     )
 
 
 def _own(settings: Settings, where: Caches) -> dict[str, str]:
     values = {
-        "VLLM_CACHE_ROOT": where.private / "vllm",
+        "VLLM_CACHE_ROOT": where.other / "vllm",
         "DG_JIT_CACHE_DIR": where.deep_gemm,
         "TRTLLM_DG_CACHE_DIR": where.flashinfer_deep_gemm,
-        "TRITON_CACHE_DIR": where.private / "triton",
-        "TORCHINDUCTOR_CACHE_DIR": where.private / "inductor",
-        "XDG_CACHE_HOME": where.private / "other",
+        "TRITON_CACHE_DIR": where.other / "triton",
+        "TORCHINDUCTOR_CACHE_DIR": where.other / "inductor",
+        "HUMMING_CACHE_DIR": where.other / "humming",
+        "XDG_CACHE_HOME": where.other / "more",
         "FLASHINFER_WORKSPACE_BASE": where.flashinfer,
         "TMPDIR": where.scratch / "tmp",
     }
@@ -66,6 +71,8 @@ def _own(settings: Settings, where: Caches) -> dict[str, str]:
         "VLLM_USE_V2_MODEL_RUNNER": "1" if settings.runner == "v2" else "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        # Two more interpreters with torch at every start, for a kernel not used here.
+        "HUMMING_DISABLE_PARALLEL_BUILD": "1",
     }
     if settings.kernel == "deep_gemm":
         switches["VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER"] = "0"

@@ -123,8 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--stock", action="store_true", help="vLLM without this patch set")
     add("--nvcc", choices=("real", "fake"), default="fake")
     add("--max-num-batched-tokens", dest="limit", type=int, default=8192, metavar="N")
-    add("--cache", type=Path, metavar="DIR",
-        help="where FlashInfer's module, built once in minutes, is kept")  # fmt: skip
+    add("--other-caches", type=Path, metavar="DIR",
+        help="keep here what is not a DeepGEMM kernel; the runs share it")  # fmt: skip
     return made
 
 
@@ -140,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
         stock=options.stock,
         nvcc=options.nvcc,
         limit=options.limit,
-        flashinfer_cache=options.cache,
+        other_caches=options.other_caches,
     )
     wanted = [
         cell

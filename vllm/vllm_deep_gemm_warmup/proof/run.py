@@ -39,8 +39,8 @@ SHOWN = 20
 class Result:
     """What one run showed.
 
-    Kernel counts: ``*_before`` were present when ``/health`` first answered 200,
-    ``*_after`` are the names of those that came later. Seconds are wall time.
+    Kernels: ``*_found`` lay in a kept cache, ``*_before`` were built until ``/health``
+    first answered 200, ``*_after`` names those that came later. Seconds are wall time.
     ``layers`` is None where no report was written (stock writes none).
     """
 
@@ -51,8 +51,10 @@ class Result:
     layers: int | None
     unregistered: tuple[str, ...]
     failed: tuple[str, ...]
+    deep_gemm_found: int
     deep_gemm_before: int
     deep_gemm_after: tuple[str, ...]
+    flashinfer_found: int
     flashinfer_before: int
     flashinfer_after: tuple[str, ...]
     asked: int
@@ -193,28 +195,27 @@ def _measure(
     words = vocab_size(settings.model)
     port = server.free_port()
     command = serve_command(settings, port)
+    found = count.snapshot(where.deep_gemm, where.flashinfer_deep_gemm)
     with server.running(command, environ, port, log, settings.start_timeout) as up:
         before = count.snapshot(where.deep_gemm, where.flashinfer_deep_gemm)
-        print(
-            f"ready after {up.seconds:.1f} s, {len(before.deep_gemm)} DeepGEMM kernels",
-            flush=True,
-        )
+        built = len(before.deep_gemm - found.deep_gemm)
+        print(f"ready after {up.seconds:.1f} s, {built} kernels built", flush=True)
         endpoint = Endpoint(up.base_url, settings.model.resolve().name, words)
         outcome = send(endpoint, _steps(settings), settings.request_timeout)
         if outcome.wrong:
             print(f"the server's log ends with\n{server.tail(log)}", file=sys.stderr)
     after = count.snapshot(where.deep_gemm, where.flashinfer_deep_gemm)
-    return _result(settings, where, before, after, outcome, up.seconds)
+    return _result(settings, where, (found, before, after), outcome, up.seconds)
 
 
 def _result(
     settings: Settings,
     where: Caches,
-    before: count.Snapshot,
-    after: count.Snapshot,
+    kernels: tuple[count.Snapshot, count.Snapshot, count.Snapshot],
     outcome: Outcome,
     ready_seconds: float,
 ) -> Result:
+    found, before, after = kernels
     layers, unregistered, failed = _report(where.report)
     return Result(
         settings=settings.facts(),
@@ -224,9 +225,11 @@ def _result(
         layers=layers,
         unregistered=unregistered,
         failed=failed,
-        deep_gemm_before=len(before.deep_gemm),
+        deep_gemm_found=len(found.deep_gemm),
+        deep_gemm_before=len(before.deep_gemm - found.deep_gemm),
         deep_gemm_after=tuple(sorted(map(str, after.deep_gemm - before.deep_gemm))),
-        flashinfer_before=len(before.flashinfer),
+        flashinfer_found=len(found.flashinfer),
+        flashinfer_before=len(before.flashinfer - found.flashinfer),
         flashinfer_after=tuple(sorted(after.flashinfer - before.flashinfer)),
         asked=outcome.asked,
         right=outcome.right,
@@ -260,6 +263,11 @@ def prove(settings: Settings, base_env: Mapping[str, str]) -> Result:
                 shutil.copyfile(log, settings.log)
 
 
+def _kernels(found: int, before: int, after: Sequence[str]) -> str:
+    kept = f"{found} found in the cache, " if found else ""
+    return f"{kept}{before} built before ready, {len(after)} after"
+
+
 def table(result: Result) -> str:
     """Return the result as lines of a name and a value."""
     facts = result.settings
@@ -275,10 +283,12 @@ def table(result: Result) -> str:
         f"at most {facts['limit']} rows",
         "nvcc": result.nvcc,
         "layers registered": layers if result.layers is None else str(result.layers),
-        "DeepGEMM kernels": f"{result.deep_gemm_before} before ready, "
-        f"{len(result.deep_gemm_after)} after",
-        "FlashInfer's own kernels": f"{result.flashinfer_before} before ready, "
-        f"{len(result.flashinfer_after)} after",
+        "DeepGEMM kernels": _kernels(
+            result.deep_gemm_found, result.deep_gemm_before, result.deep_gemm_after
+        ),
+        "FlashInfer's own kernels": _kernels(
+            result.flashinfer_found, result.flashinfer_before, result.flashinfer_after
+        ),
         "requests": f"{result.right} of {result.asked} answered as asked",
         "seconds": f"{result.ready_seconds} to ready, "
         f"{result.request_seconds} of requests",

@@ -1,6 +1,7 @@
 """Starts a server in a process group of its own, waits until it is healthy, ends it."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_SECONDS = 0.25
-TAIL_LINES = 40
+TAIL_LINES = 30
+ERROR_LINES = 5
+_ERROR = re.compile(r"\b\w*(Error|Exception): |: error: ")
 # A group that ignores SIGINT for this long gets SIGTERM, then SIGKILL.
 GRACE_SECONDS = 20.0
 
@@ -41,9 +44,15 @@ def free_port() -> int:
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """Return the last ``lines`` lines of ``log``."""
+    """Return the last ``lines`` lines of ``log``.
+
+    The engine's error lies further up than the API server's, which only says that the
+    engine ended: the first lines that name an error are put in front.
+    """
     text = log.read_text(errors="replace") if log.is_file() else ""
-    return "\n".join(text.splitlines()[-lines:])
+    every = text.splitlines()
+    errors = [line for line in every[:-lines] if _ERROR.search(line)]
+    return "\n".join(errors[:ERROR_LINES] + every[-lines:])
 
 
 def _group_exists(pgid: int) -> bool:

@@ -34,7 +34,7 @@ class Settings:
     tp: int = 1
     limit: int = 8192
     keep_cache: Path | None = None
-    flashinfer_cache: Path | None = None
+    other_caches: Path | None = None
     json: Path | None = None
     log: Path | None = None
     start_timeout: float = 3600.0
@@ -51,7 +51,7 @@ class Settings:
         """Return the settings that decide on the result, as JSON values."""
         values = asdict(self) | {"model": self.model.name, "extra": list(self.extra)}
         dropped = (
-            "keep_cache", "flashinfer_cache", "json", "log", "vllm",
+            "keep_cache", "other_caches", "json", "log", "vllm",
             "start_timeout", "request_timeout",
         )  # fmt: skip
         return {name: values[name] for name in values if name not in dropped}
@@ -115,8 +115,9 @@ def parser() -> argparse.ArgumentParser:
     add("--max-num-batched-tokens", dest="limit", type=_positive, default=8192,
         metavar="N", help="rows per step at most (default: %(default)s)")  # fmt: skip
     add("--keep-cache", type=Path, metavar="DIR", help="keep the caches, apart by side")
-    add("--flashinfer-cache", type=Path, metavar="DIR",
-        help="where FlashInfer keeps what it builds once, in minutes")  # fmt: skip
+    add("--other-caches", type=Path, metavar="DIR",
+        help="keep here what is not a DeepGEMM kernel: vLLM's and Triton's caches, and "
+        "the module that FlashInfer builds once, in minutes")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the result here as well")
     add("--log", type=Path, metavar="FILE", help="keep the server's log here")
     add("--start-timeout", type=float, default=3600.0, metavar="SECONDS")
