@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from vllm_deep_gemm_warmup import plugin
+from vllm_deep_gemm_warmup.settings import check_settings
 
 # vLLM's own part in it: its list of variables, and a logger with a handler.
-ENVS = "environment_variables = {'VLLM_PORT': lambda: None}\n"
+ENVS = """\
+environment_variables = {'VLLM_PORT': lambda: None}
+VLLM_CACHE_ROOT = '/vllm-cache'
+"""
 REGISTER = """
 import logging, sys
 import vllm
@@ -18,6 +22,7 @@ handler.setFormatter(logging.Formatter('%(levelname)s %(message)s'))
 logging.getLogger('vllm').addHandler(handler)
 logging.getLogger('vllm').setLevel('INFO')
 from vllm_deep_gemm_warmup.plugin import register
+from vllm_deep_gemm_warmup.settings import check_settings
 """
 
 
@@ -35,7 +40,7 @@ def change_base(env: Any, name: str) -> None:
 @pytest.mark.parametrize("value", ["Relax", "0", "none", "", "FULL", " skip", "1"])
 def test_unknown_mode_names_the_allowed_ones(value: str) -> None:
     with pytest.raises(ValueError, match="VLLM_DEEP_GEMM_WARMUP") as caught:
-        plugin.check_settings({"VLLM_DEEP_GEMM_WARMUP": value})
+        check_settings({"VLLM_DEEP_GEMM_WARMUP": value})
     assert repr(value) in str(caught.value)
     assert "skip, relax, full" in str(caught.value)
 
@@ -43,7 +48,7 @@ def test_unknown_mode_names_the_allowed_ones(value: str) -> None:
 @pytest.mark.parametrize("value", ["0", "1", ""])
 def test_retired_variable_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="VLLM_SKIP_DEEP_GEMM_WARMUP") as caught:
-        plugin.check_settings({"VLLM_SKIP_DEEP_GEMM_WARMUP": value})
+        check_settings({"VLLM_SKIP_DEEP_GEMM_WARMUP": value})
     assert "retired" in str(caught.value)
     assert "skip, relax, full" in str(caught.value)
 
@@ -54,15 +59,13 @@ def test_retired_variable_is_refused(value: str) -> None:
 @pytest.mark.parametrize("value", ["true", "off", ""])
 def test_switches_take_zero_and_one(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=name):
-        plugin.check_settings({name: value})
+        check_settings({name: value})
 
 
 def test_settings_that_are_right() -> None:
-    plugin.check_settings({"PATH": "/bin"})
+    check_settings({"PATH": "/bin"})
     for mode in ("skip", "relax", "full"):
-        plugin.check_settings(
-            {"VLLM_DEEP_GEMM_WARMUP": mode, "VLLM_DEEP_GEMM_OVERLAY": "0"}
-        )
+        check_settings({"VLLM_DEEP_GEMM_WARMUP": mode, "VLLM_DEEP_GEMM_OVERLAY": "0"})
 
 
 def test_wrong_setting_ends_the_process(engine: Any) -> None:
@@ -215,3 +218,19 @@ def test_toolchain_of_pip_is_set_for_this_process_and_its_children(
     assert engine.run(code, **environ | {"CUDA_HOME": "/mine"}) == "/mine"
     off = engine.run(code, **environ, VLLM_DEEP_GEMM_OVERLAY="0")
     assert off.splitlines()[1:] == []  # one line of ours, and CUDA_HOME left empty
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "/vllm-cache/flashinfer_deep_gemm"),
+        ({"TRTLLM_DG_CACHE_DIR": "/the/operator's"}, "/the/operator's"),
+    ],
+)
+def test_flashinfer_s_kernels_lie_beside_deep_gemm_s(
+    engine: Any, given: dict[str, str], expected: str
+) -> None:
+    code = REGISTER + (
+        "register()\nimport os\nprint(os.environ['TRTLLM_DG_CACHE_DIR'])"
+    )
+    assert engine.run(code, **given).strip() == expected

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from .bases import Base, known_bases
 from .finder import Decision, installed
+from .settings import SWITCH, is_switched_off
 
-SWITCH = "VLLM_DEEP_GEMM_OVERLAY"
 DIVERTED_FILE = "model_executor/warmup/deep_gemm_warmup.py"
 DIVERTED_NAME = "vllm.model_executor.warmup._deep_gemm_warmup_base"
 
@@ -39,7 +39,7 @@ def decide(
 
     """
     environ = os.environ if environ is None else environ
-    if environ.get(SWITCH) == "0":
+    if is_switched_off(environ):
         return Decision(False, expected=True, reason=f"{SWITCH}=0")
     roots = [Path(root) for root in _vllm_roots(base_roots)]
     ours = tree_modules(tree_root() if tree is None else tree)

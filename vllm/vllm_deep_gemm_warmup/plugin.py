@@ -10,23 +10,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
+from pathlib import Path
 
 from . import finder, toolchain
 from .finder import Decision
-from .overlay import SWITCH
+from .settings import OURS, check_settings, check_switch
 
-MODE = "VLLM_DEEP_GEMM_WARMUP"
-MODES = ("skip", "relax", "full")
-STRICT = "VLLM_DEEP_GEMM_WARMUP_STRICT"
-REPORT = "VLLM_DEEP_GEMM_WARMUP_REPORT"
-RETIRED = "VLLM_SKIP_DEEP_GEMM_WARMUP"
 # Says what a parent process has said already. Not a VLLM_ name: those
 # are checked against vLLM's list.
 SPOKEN = "_DEEP_GEMM_WARMUP_SPOKEN"
 
 _ASIDE = "DeepGEMM warmup patch set stands aside, stock vLLM runs"
-_CHOICES = {MODE: MODES, SWITCH: ("0", "1"), STRICT: ("0", "1")}
 
 logger = logging.getLogger("vllm.deep_gemm_warmup")
 
@@ -41,7 +36,7 @@ def register() -> None:
         ValueError: a setting has an unknown value, or is retired.
 
     """
-    _check_choice(os.environ, SWITCH, ("0", "1"))
+    check_switch(os.environ)
     declare_settings()
     decision = finder_decision()
     if not decision.active:
@@ -55,37 +50,11 @@ def register() -> None:
         return
     check_settings(os.environ)
     os.environ.update(toolchain.environment(toolchain.read_facts()))
+    place_flashinfer_cache(os.environ)
     # What it found is said where a block-FP8 layer asks for it, and only there:
     # a model without one gets no line from us.
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("%s", toolchain.describe_current())
-
-
-def check_settings(environ: Mapping[str, str]) -> None:
-    """Refuse what vLLM would find out after the weights are loaded, or never.
-
-    Raises:
-        ValueError: naming the variable, its value and the allowed ones.
-
-    """
-    for name, allowed in _CHOICES.items():
-        _check_choice(environ, name, allowed)
-    if RETIRED in environ:
-        raise ValueError(
-            f"{RETIRED} ({environ[RETIRED]!r}): retired, it has no effect; "
-            f"unset it and set {MODE} to one of {', '.join(MODES)}"
-        )
-
-
-def _check_choice(
-    environ: Mapping[str, str], name: str, allowed: tuple[str, ...]
-) -> None:
-    value = environ.get(name)
-    if value is not None and value not in allowed:
-        raise ValueError(
-            f"{name} ({value!r}): unknown value; set one of {', '.join(allowed)}, "
-            "or unset it"
-        )
 
 
 def declare_settings() -> None:
@@ -96,8 +65,20 @@ def declare_settings() -> None:
     """
     from vllm import envs
 
-    for name in (SWITCH, STRICT, REPORT):
+    for name in OURS:
         envs.environment_variables.setdefault(name, _no_compile_factor)
+
+
+def place_flashinfer_cache(environ: MutableMapping[str, str]) -> None:
+    """Put the kernels of FlashInfer's DeepGEMM beside DeepGEMM's own.
+
+    By itself it takes a folder in the home directory, which a volume mounted at
+    `VLLM_CACHE_ROOT` does not keep. An operator's choice stays.
+    """
+    from vllm import envs
+
+    folder = Path(envs.VLLM_CACHE_ROOT) / "flashinfer_deep_gemm"
+    environ.setdefault("TRTLLM_DG_CACHE_DIR", str(folder))
 
 
 def finder_decision() -> Decision:

@@ -18,11 +18,11 @@ from vllm.distributed.parallel_state import is_global_first_rank
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.tracing import instrument
+from vllm_deep_gemm_warmup.settings import Settings, read_settings
 
 from .deep_gemm_jit.calls import Call
 from .deep_gemm_jit.plan import Plan, make_plan
 from .deep_gemm_jit.report import Report, SpecResult, layers_of, write_json
-from .deep_gemm_jit.settings import Settings, read_settings
 from .deep_gemm_jit.spec import GemmSpec, Target
 
 logger = init_logger(__name__)

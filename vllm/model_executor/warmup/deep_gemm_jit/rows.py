@@ -4,8 +4,8 @@ from .spec import RowRange, Target
 
 # DeepGEMM 2.8.1 takes one kernel for all M of a window. On SM90 the windows end
 # at 16, 32 and every multiple of 64; on SM100 at every multiple of 16
-# (TensorRT-LLM #18813). tests/proof/test_exhaustive.py keeps checking SM90
-# against the sweep of every M.
+# (TensorRT-LLM #18813). test_exhaustive.py keeps checking SM90 against the sweep
+# of every M.
 _FIRST_SM90_WINDOWS = (16, 32)
 _SM90_WINDOW = 64
 _OTHER_WINDOW = 16

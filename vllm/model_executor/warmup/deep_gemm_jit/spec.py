@@ -97,7 +97,7 @@ class GemmSpec:
 
     A and B are float8_e4m3fn, D is bfloat16. Everything that enters DeepGEMM's
     compile key and is known before a row count is here, so that equal specs
-    take equal kernels (`entry-points` table of the keys: README, "How it works").
+    take equal kernels.
 
     Attributes:
         entry_point: The DeepGEMM function that serving calls.
