@@ -67,9 +67,11 @@ def test_missing_folders_hold_nothing(tmp_path: Path) -> None:
 
 
 def test_compilers_are_read_from_meta_json(tmp_path: Path) -> None:
-    info = {"path": "/opt/cuda/bin/nvcc", "version": "release 13.0, V13.0.88\nBuild"}
+    program, link = tmp_path / "program", tmp_path / "nvcc"
+    link.symlink_to(program)
+    info = {"path": str(link), "version": "release 13.0, V13.0.88\nBuild"}
     for name in ("a.1", "b.2"):
         meta = entry(tmp_path, name) / "meta.json"
         meta.write_text(json.dumps({"compiler_info": info}))
 
-    assert count.compilers(tmp_path) == ("/opt/cuda/bin/nvcc V13.0.88",)
+    assert count.compilers(tmp_path) == (f"{program} V13.0.88",)

@@ -69,10 +69,16 @@ def snapshot(deep_gemm: Path, flashinfer: Path) -> Snapshot:
 
 
 def compilers(cache_dir: Path) -> tuple[str, ...]:
-    """Return path and version of the compilers that the entries record."""
+    """Return path and version of the compilers that the entries record.
+
+    Links are followed: pip's compiler is reached through a folder of them.
+    """
     found: dict[str, None] = {}
     for meta in sorted(cache_dir.glob("cache/*/meta.json")):
         recorded = json.loads(meta.read_text()).get("compiler_info", {})
+        if "path" not in recorded:
+            continue
         version = re.search(r"V\d[\d.]*", recorded.get("version", ""))
-        found[f"{recorded.get('path')} {version[0] if version else ''}".strip()] = None
+        path = Path(recorded["path"]).resolve()
+        found[f"{path} {version[0] if version else ''}".strip()] = None
     return tuple(found)
