@@ -200,6 +200,14 @@ def test_a_missing_folder_is_refused(
     assert "no such folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", ["--device=h99", "--tp=99"])
+def test_an_impossible_device_is_refused(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str], more: str
+) -> None:
+    assert prove(model, "--device=h100", more) == 2
+    assert "99" in capsys.readouterr().err
+
+
 def test_a_missing_program_is_named(
     prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

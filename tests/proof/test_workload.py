@@ -21,9 +21,11 @@ def test_middles_of_classes_are_hit_too() -> None:
     assert all(any(64 * k + 1 < s < 64 * k + 64 for s in sizes) for k in range(1, 128))
 
 
-def test_a_count_that_cannot_hold_the_ends_is_refused() -> None:
-    with pytest.raises(ValueError, match="463 sizes cannot hold"):
-        workload.prompt_sizes(65536)
+def test_a_limit_with_more_ends_gets_them_all() -> None:
+    sizes = workload.prompt_sizes(16384)
+
+    assert sizes == sorted(set(workload.class_ends(16384)))
+    assert len(sizes) == 4 + 2 * 256 > 463
 
 
 def test_prompts_share_no_beginning() -> None:

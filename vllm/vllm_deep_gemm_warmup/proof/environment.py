@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_deep_gemm_warmup.proof import fake_nvcc
-from vllm_deep_gemm_warmup.proof.settings import REAL, Settings
+from vllm_deep_gemm_warmup.proof.settings import REAL, Settings, UsageError
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,21 @@ def server_environment(
     On the overlay side with the real nvcc the toolchain is left for the product to
     find. On the stock side, and beside the fake (which cannot build FlashInfer's own
     module), it is found here, the same way.
+
+    Raises:
+        UsageError: the stand-in cannot be had as asked for.
     """
     environ = dict(base_env)
     if settings.device != REAL:
         from vllm_deep_gemm_warmup import standin
 
-        environ = standin.environment(
-            settings.device, devices=settings.tp, base_env=base_env
-        )
+        try:
+            environ = standin.environment(
+                settings.device, devices=settings.tp, base_env=base_env
+            )
+        # An unknown device, a real driver, no C compiler: the message says which.
+        except (ValueError, RuntimeError) as error:
+            raise UsageError(str(error)) from error
     # Last: the stand-in's own build belongs to the user's cache, not to one run's.
     environ |= _own(settings, where)
     if settings.stock or settings.nvcc == "fake":

@@ -49,14 +49,11 @@ def prompt_sizes(limit: int, count: int = SIZES) -> list[int]:
 
     What the ends leave free is filled with the middles of the classes, then with
     the smallest unused sizes, which pass ``limit`` when it is small: a prompt longer
-    than the limit is computed in pieces of at most ``limit`` rows.
-
-    Raises:
-        ValueError: ``count`` is smaller than the number of class ends.
+    than the limit is computed in pieces of at most ``limit`` rows. A limit with more
+    class ends than ``count`` gets all of them and nothing else.
     """
     ends = dict.fromkeys(class_ends(limit))
-    if len(ends) > count:
-        raise ValueError(f"{count} sizes cannot hold {len(ends)} class ends")
+    count = max(count, len(ends))
     middles = range(97, limit, 64)
     candidates: Iterable[int] = chain(ends, middles, range(1, limit + count + 1))
     sizes: dict[int, None] = {}
