@@ -94,6 +94,28 @@ CUresult si_alloc(enum si_kind kind, int device, size_t size, unsigned flags, vo
     return result;
 }
 
+CUresult si_take(int device, size_t size)
+{
+    pthread_mutex_lock(&lock);
+    bool fits = used_bytes[device] + size <= si_pose()->total_bytes;
+    if (fits)
+        used_bytes[device] += size;
+    pthread_mutex_unlock(&lock);
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void si_give_back(int device, size_t size)
+{
+    pthread_mutex_lock(&lock);
+    used_bytes[device] -= size;
+    pthread_mutex_unlock(&lock);
+}
+
+bool si_on_device(enum si_kind kind)
+{
+    return kind == SI_DEVICE || kind == SI_RESERVED || kind == SI_PEER;
+}
+
 CUresult si_register(void *base, size_t size, unsigned flags)
 {
     if (base == NULL || size == 0)
