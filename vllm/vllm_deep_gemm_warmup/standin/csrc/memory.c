@@ -1,6 +1,7 @@
 /* Device memory is host memory that is never paged in until somebody touches it, so a
  * model larger than the machine "loads".  What is recorded here is what the host decides
- * on: addresses, sizes, kinds, and how much of the posed device is taken. */
+ * on: addresses, sizes, kinds, and how much of the posed device this process has taken;
+ * what other processes hold on the same device is not counted. */
 #define _GNU_SOURCE
 #include "standin.h"
 
