@@ -4,7 +4,6 @@ One server leaves half of a machine idle, so the runs that the selected tests ne
 started in advance, two at a time; a test waits for its own.
 """
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -66,10 +65,6 @@ REAL = Proof(SMALL, ("--kernel=deep_gemm", "--max-num-batched-tokens=64"), nvcc=
 STOCK = direct(SMALL, "--stock")
 
 Result = dict[str, Any]
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None,
-    reason="the base is not installed: pip install -r requirements/base.txt",
-)
 
 
 class Runs:
@@ -157,7 +152,8 @@ def test_flashinfer_kernels_are_counted_apart(
     result = result_of(proof)
 
     check(result)
-    assert result["flashinfer_before"] + len(result["flashinfer_after"]) > 0
+    assert result["flashinfer_before"] > 0
+    assert result["flashinfer_after"] == []
 
 
 @pytest.mark.parametrize("proof", [*MODES, *FOLDERS], ids=str)

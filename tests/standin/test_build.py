@@ -51,6 +51,11 @@ def test_no_compiler_is_a_clear_message(tmp_path: Path) -> None:
     assert not (tmp_path / "root").exists()
 
 
+def test_a_folder_that_cannot_be_preloaded_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(build.BuildError, match="STANDIN_GPU_BUILD_DIR"):
+        build.ensure(root=tmp_path / "with space")
+
+
 def test_no_headers_is_a_clear_message(tmp_path: Path) -> None:
     with pytest.raises(build.BuildError, match="install the base"):
         build.find_headers([str(tmp_path)], {"CUDA_HOME": str(tmp_path)})

@@ -68,7 +68,7 @@ def look_up(name):
 unknown = c.CFUNCTYPE(c.c_int)(look_up(b"cuNoSuchThing"))()
 versioned = look_up(b"cuMemAlloc") == c.cast(cuda.cuMemAlloc_v2, c.c_void_p).value
 print(json.dumps({
-    "unknown": unknown, "versioned": versioned, "declared": cuda.cuMemCreate(),
+    "unknown": unknown, "versioned": versioned, "declared": cuda.cuMulticastCreate(),
     "runtime": cuda.cudaImportExternalMemory(), "attribute": attribute(9999)[0],
     "device": attribute(16, 7)[0], "set": cuda.cudaSetDevice(3),
 }))
@@ -84,7 +84,7 @@ print(json.dumps({
     }
     trace = (tmp_path / "trace").read_text()
     assert "looked up cuNoSuchThing" in trace
-    assert "unsupported cuMemCreate" in trace
+    assert "unsupported cuMulticastCreate" in trace
     assert "no value for device attribute 9999" in trace
 
 
@@ -199,3 +199,70 @@ print(json.dumps([ask("cuDeviceGetCount")[1], text.value.decode()]))
 """
     env = standin("h100", 4) | {"CUDA_VISIBLE_DEVICES": "2,3"}
     assert json.loads(python(PRELUDE + code, env)) == [2, "0000:03:00.0"]
+
+
+def test_memory_is_mapped_into_reserved_ranges(
+    standin: Callable[..., dict[str, str]], python: Callable[..., str]
+) -> None:
+    code = """
+mib = 1 << 20
+class Properties(c.Structure):
+    _fields_ = [("type", c.c_int), ("handles", c.c_int), ("where", c.c_int),
+                ("device", c.c_int), ("rest", c.c_char * 16)]
+def free():
+    a, b = c.c_size_t(), c.c_size_t()
+    cuda.cuMemGetInfo_v2(c.byref(a), c.byref(b))
+    return a.value
+wanted = Properties(1, 0, 1, 0)
+start = free()
+size = c.c_size_t(4 * mib)
+base, handle = c.c_size_t(), c.c_size_t()
+codes = [
+    cuda.cuMemAddressReserve(c.byref(base), size, c.c_size_t(0), c.c_size_t(0), 0),
+    cuda.cuMemCreate(c.byref(handle), size, c.byref(wanted), 0),
+    cuda.cuMemMap(base, size, c.c_size_t(0), handle, 0),
+    cuda.cuMemsetD8_v2(base, 7, size),
+]
+held = start - free()
+back = c.create_string_buffer(1)
+cuda.cuMemcpyDtoH_v2(back, c.c_size_t(base.value + 4 * mib - 1), c.c_size_t(1))
+codes += [cuda.cuMemRelease(handle)]
+mapped = start - free()
+codes += [cuda.cuMemUnmap(base, size), cuda.cuMemAddressFree(base, size)]
+wanted.handles = 8
+odd = cuda.cuMemCreate(c.byref(handle), c.c_size_t(5), c.byref(wanted), 0)
+fabric = cuda.cuMemCreate(c.byref(handle), size, c.byref(wanted), 0)
+print(json.dumps([codes, held // mib, back.raw[0], mapped // mib, start == free(),
+                  odd, fabric]))
+"""
+    found = json.loads(python(PRELUDE + code, standin()))
+    assert found == [[0] * 7, 4, 7, 4, True, 1, 801]
+
+
+def test_a_memory_handle_opens_in_another_process(
+    standin: Callable[..., dict[str, str]], python: Callable[..., str]
+) -> None:
+    code = """
+import subprocess, sys
+address, handle = c.c_void_p(), (c.c_char * 64)()
+cuda.cudaMalloc(c.byref(address), c.c_size_t(1 << 20))
+assert cuda.cudaIpcGetMemHandle(handle, address) == 0
+class Handle(c.Structure):
+    _fields_ = [("reserved", c.c_char * 64)]
+def open_handle(raw):
+    out = c.c_void_p()
+    code = cuda.cudaIpcOpenMemHandle(c.byref(out), Handle.from_buffer_copy(raw), 1)
+    size = c.c_size_t()
+    cuda.cuMemGetAddressRange_v2(None, c.byref(size), out)
+    return code, size.value
+if len(sys.argv) > 1:
+    print(*open_handle(bytes.fromhex(sys.argv[1])))
+else:
+    source = open("/proc/self/cmdline").read().split("\\0")[2]
+    other = subprocess.run([sys.executable, "-c", source, bytes(handle).hex()],
+                           capture_output=True, text=True, check=True).stdout
+    print(json.dumps([other.split(), open_handle(bytes(handle))[0],
+                      open_handle(bytes(64))[0]]))
+"""
+    found = json.loads(python(PRELUDE + code, standin()))
+    assert found == [["0", str(1 << 20)], 201, 400]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from vllm_deep_gemm_warmup.standin import environment
 from vllm_deep_gemm_warmup.standin.environment import CACHES, RealDriver
+from vllm_deep_gemm_warmup.standin.launcher import python_command
 
 LAUNCH = [sys.executable, "-m", "vllm_deep_gemm_warmup.standin", "--over-real-driver"]
 
@@ -54,6 +55,31 @@ def test_a_refusal_is_one_line(arguments: list[str], reason: str) -> None:
 
 def test_a_command_that_is_not_there() -> None:
     assert launch("--", "no-such-program").returncode == 127
+
+
+def test_a_program_that_would_lose_the_device_is_refused() -> None:
+    done = launch("--", "sh", "-c", "true")
+    assert done.returncode == 2
+    assert "(sh): not a Python program" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("head", "start"),
+    [
+        (b"#!/opt/venv/bin/python3\nimport x\n", ["/opt/venv/bin/python3"]),
+        (b"#!/opt/bin/python3 -s\n", ["/opt/bin/python3", "-s"]),
+        (b"#!/usr/bin/env -S python3 -u\n", ["python3", "-u"]),
+        (b"#!/bin/sh\n'''exec' \"/long/bin/python3\" \"$0\"", ["/long/bin/python3"]),
+        (b"#!/bin/bash\n", None),
+        (b"\x7fELF", None),
+        (b"", None),
+    ],
+)
+def test_python_is_the_first_thing_that_runs(
+    head: bytes, start: list[str] | None
+) -> None:
+    expected = start and [*start, "/opt/tool"]
+    assert python_command("/opt/tool", head) == expected
 
 
 def test_a_signal_reaches_the_command() -> None:

@@ -149,6 +149,11 @@ def ensure(
         BuildError: no compiler, no headers, or the compiler failed.
     """
     root = root or default_root(environ)
+    if set(" :;") & set(str(root)):
+        raise BuildError(
+            f"stand-in device ({root}): the loader splits paths at spaces and colons; "
+            "name another folder in STANDIN_GPU_BUILD_DIR"
+        )
     compiler = find_compiler(environ)
     headers = find_headers(search, environ)
     sources = _sources() | _generated(headers)

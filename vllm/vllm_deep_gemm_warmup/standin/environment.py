@@ -17,6 +17,10 @@ CACHES = {
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TILELANG_CACHE_DIR": "tilelang",
+    "TILELANG_TMP_DIR": "tilelang/tmp",
+    "HUMMING_CACHE_DIR": "humming",
+    "VLLM_CONFIG_ROOT": "config",
 }
 _QUIET = {
     "VLLM_NO_USAGE_STATS": "1",

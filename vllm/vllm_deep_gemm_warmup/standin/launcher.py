@@ -7,11 +7,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import dropwhile
 from pathlib import Path
 
 from . import build
 from .device import POSES, check_devices, parse_device
-from .environment import CACHES, RealDriver, environment
+from .environment import RealDriver, environment
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cache,
             over_real_driver=options.over_real_driver,
         )
+        if private:
+            # Sockets and compilers' files of a killed server go with the caches.
+            env["TMPDIR"] = str(cache / "tmp")
+            (cache / "tmp").mkdir()
         if options.trace:
             env["STANDIN_GPU_TRACE"] = str(options.trace.resolve())
         _announce(pose.name, pose.sms, options.devices, cache, bool(private))
@@ -70,11 +75,34 @@ def _announce(name: str, sms: int, devices: int, cache: Path, private: bool) -> 
     count = f"{devices} x " if devices > 1 else ""
     print(
         f"stand-in device: no GPU, results are meaningless; poses as {count}{name} "
-        f"({sms} SMs); {len(CACHES)} kernel caches in {cache}"
+        f"({sms} SMs); caches in {cache}"
         f"{' (removed at the end)' if private else ''}",
         file=sys.stderr,
         flush=True,
     )
+
+
+def python_command(program: str, head: bytes) -> list[str] | None:
+    """How to start a program so that Python is the first thing that runs.
+
+    ``head`` is the program's first bytes. A script that reaches Python through ``env``
+    or ``sh`` (as pip writes one when the interpreter's path is long) would lose the
+    device on the way. None for a program that is not Python's.
+    """
+    if Path(program).resolve().name.startswith("python"):
+        return [program]
+    lines = head.decode(errors="replace").splitlines()
+    if not lines or not lines[0].startswith("#!"):
+        return None
+    words = lines[0][2:].split()
+    through_sh = len(lines) > 1 and lines[1].startswith("'''exec'")
+    if through_sh:
+        words = lines[1].removeprefix("'''exec'").replace('"', "").split()[:1]
+    elif words and Path(words[0]).name == "env":
+        words = list(dropwhile(lambda word: word.startswith("-"), words[1:]))
+    if not words or not Path(words[0]).name.startswith("python"):
+        return None
+    return [*words, program]
 
 
 def _run(command: Sequence[str], env: dict[str, str]) -> int:
@@ -82,7 +110,16 @@ def _run(command: Sequence[str], env: dict[str, str]) -> int:
     if program is None:
         print(f"stand-in device ({command[0]}): no such command", file=sys.stderr)
         return 127
-    with subprocess.Popen([program, *command[1:]], env=env) as child:
+    with Path(program).open("rb") as file:
+        start = python_command(program, file.read(512))
+    if start is None:
+        print(
+            f"stand-in device ({command[0]}): not a Python program, and the device is "
+            "not passed on through others; start python or a Python script",
+            file=sys.stderr,
+        )
+        return 2
+    with subprocess.Popen([*start, *command[1:]], env=env) as child:
 
         def pass_on(number: int, frame: object) -> None:
             child.send_signal(number)

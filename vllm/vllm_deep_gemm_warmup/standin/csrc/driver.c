@@ -157,7 +157,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned 
 {
     struct si_block block;
     (void)flags;
-    if (!si_find(host, &block) || block.kind == SI_DEVICE)
+    if (!si_find(host, &block) || si_on_device(block.kind))
         return CUDA_ERROR_INVALID_VALUE;
     *device = (CUdeviceptr)host;
     return CUDA_SUCCESS;
@@ -184,13 +184,13 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdevic
     case CU_POINTER_ATTRIBUTE_CONTEXT:
         return cuDevicePrimaryCtxRetain(out, block.device);
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(unsigned *)out = block.kind == SI_DEVICE || block.kind == SI_MANAGED
+        *(unsigned *)out = si_on_device(block.kind) || block.kind == SI_MANAGED
                                ? CU_MEMORYTYPE_DEVICE
                                : CU_MEMORYTYPE_HOST;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER && block.kind == SI_DEVICE)
+        if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER && si_on_device(block.kind))
             return CUDA_ERROR_INVALID_VALUE;
         *(CUdeviceptr *)out = address;
         return CUDA_SUCCESS;

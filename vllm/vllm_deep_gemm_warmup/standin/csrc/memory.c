@@ -1,6 +1,7 @@
 /* Device memory is host memory that is never paged in until somebody touches it, so a
  * model larger than the machine "loads".  What is recorded here is what the host decides
- * on: addresses, sizes, kinds, and how much of the posed device is taken. */
+ * on: addresses, sizes, kinds, and how much of the posed device this process has taken;
+ * what other processes hold on the same device is not counted. */
 #define _GNU_SOURCE
 #include "standin.h"
 
@@ -92,6 +93,28 @@ CUresult si_alloc(enum si_kind kind, int device, size_t size, unsigned flags, vo
     if (result != CUDA_SUCCESS)
         si_trace("allocation of %zu bytes on device %d refused", size, device);
     return result;
+}
+
+CUresult si_take(int device, size_t size)
+{
+    pthread_mutex_lock(&lock);
+    bool fits = used_bytes[device] + size <= si_pose()->total_bytes;
+    if (fits)
+        used_bytes[device] += size;
+    pthread_mutex_unlock(&lock);
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void si_give_back(int device, size_t size)
+{
+    pthread_mutex_lock(&lock);
+    used_bytes[device] -= size;
+    pthread_mutex_unlock(&lock);
+}
+
+bool si_on_device(enum si_kind kind)
+{
+    return kind == SI_DEVICE || kind == SI_RESERVED || kind == SI_PEER;
 }
 
 CUresult si_register(void *base, size_t size, unsigned flags)

@@ -235,7 +235,22 @@ int nvmlDeviceGetNvLinkState(void *handle, unsigned link, int *active)
     return (void)handle, (void)link, (void)active, NOT_SUPPORTED;
 }
 
-int nvmlDeviceGetGpuFabricInfoV(void *handle, void *out)
+/* The head of every version of the structure; a single node's device has no fabric. */
+struct fabric {
+    unsigned version;
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+};
+
+int nvmlDeviceGetGpuFabricInfoV(void *handle, struct fabric *out)
 {
-    return (void)handle, (void)out, NOT_SUPPORTED;
+    unsigned version = out->version;
+    if (board_of(handle) < 0)
+        return INVALID_ARGUMENT;
+    memset(out, 0, sizeof *out);
+    out->version = version;
+    out->status = NOT_SUPPORTED;
+    return OK;
 }

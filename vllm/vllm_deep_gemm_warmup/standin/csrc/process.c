@@ -21,16 +21,17 @@ static bool python(void)
 }
 
 /* Drops every entry of a list variable that lies in the stand-in's folder. */
-static void strip(const char *variable, const char *folder)
+static void strip(const char *variable, const char *separators, const char *folder)
 {
     const char *value = getenv(variable);
     if (value == NULL)
         return;
-    char kept[8192] = "", copy[8192], *rest = NULL;
-    if (snprintf(copy, sizeof copy, "%s", value) >= (int)sizeof copy)
+    char *copy = strdup(value), *kept = calloc(1, strlen(value) + 1), *rest = NULL;
+    if (copy == NULL || kept == NULL)
         return;
     size_t length = strlen(folder);
-    for (char *entry = strtok_r(copy, ": ", &rest); entry; entry = strtok_r(NULL, ": ", &rest)) {
+    for (char *entry = strtok_r(copy, separators, &rest); entry;
+         entry = strtok_r(NULL, separators, &rest)) {
         if (!strncmp(entry, folder, length) && (entry[length] == '/' || entry[length] == '\0'))
             continue;
         if (*kept)
@@ -41,6 +42,8 @@ static void strip(const char *variable, const char *folder)
         setenv(variable, kept, 1);
     else
         unsetenv(variable);
+    free(copy);
+    free(kept);
 }
 
 __attribute__((constructor)) static void leave_other_programs(void)
@@ -52,8 +55,8 @@ __attribute__((constructor)) static void leave_other_programs(void)
         return;
     char own[PATH_MAX];
     snprintf(own, sizeof own, "%s", folder);
-    strip("LD_PRELOAD", own);
-    strip("LD_LIBRARY_PATH", own);
+    strip("LD_PRELOAD", ": ", own);
+    strip("LD_LIBRARY_PATH", ":", own);
     unsetenv("STANDIN_GPU");
     unsetenv("STANDIN_GPU_FOLDER");
     unsetenv("STANDIN_GPU_TRACE");

@@ -71,7 +71,7 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned int fla
 {
     struct si_block block;
     (void)flags;
-    if (!si_find(host, &block) || block.kind == SI_DEVICE)
+    if (!si_find(host, &block) || si_on_device(block.kind))
         return DONE(CUDA_ERROR_INVALID_VALUE);
     *device = host;
     return cudaSuccess;
@@ -104,7 +104,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
         attributes->hostPointer = (void *)address;
         return cudaSuccess;
     }
-    bool device = block.kind == SI_DEVICE;
+    bool device = si_on_device(block.kind);
     attributes->type = device                     ? cudaMemoryTypeDevice
                        : block.kind == SI_MANAGED ? cudaMemoryTypeManaged
                                                   : cudaMemoryTypeHost;

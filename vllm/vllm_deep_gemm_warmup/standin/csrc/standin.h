@@ -45,7 +45,8 @@ int si_unsupported(const char *function);
 
 /* ---- memory.c ---- */
 
-enum si_kind { SI_DEVICE, SI_HOST, SI_REGISTERED, SI_MANAGED, SI_RESERVED };
+/* RESERVED: an address range of the device; PEER: another process's device memory. */
+enum si_kind { SI_DEVICE, SI_HOST, SI_REGISTERED, SI_MANAGED, SI_RESERVED, SI_PEER };
 
 struct si_block {
     uintptr_t base;
@@ -59,6 +60,11 @@ struct si_block {
 CUresult si_alloc(enum si_kind kind, int device, size_t size, unsigned flags, void **out);
 CUresult si_register(void *base, size_t size, unsigned flags);
 CUresult si_free(void *base, enum si_kind kind);
+/* Memory of a device without an address: taken, given back. */
+CUresult si_take(int device, size_t size);
+void si_give_back(int device, size_t size);
+/* Whether the host must not follow the pointer on a real machine. */
+bool si_on_device(enum si_kind kind);
 bool si_find(const void *address, struct si_block *out);
 void si_memory_info(int device, size_t *free_bytes, size_t *total_bytes);
 void si_copy(void *to, const void *from, size_t bytes);
