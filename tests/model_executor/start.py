@@ -1,8 +1,8 @@
 """Run as a program: construct, load and warm one layer for each N of its argument.
 
 Prints JSON: the kernel that each layer got, which are stamped, whether the library
-was imported, and what was logged as a warning. A process of its own, because vLLM
-and DeepGEMM settle on their device, compiler and switches once a process.
+was imported, what was logged as a warning, and what a forward raised. A process of
+its own, because vLLM and DeepGEMM settle on their device, compiler and switches once.
 """
 
 import json
@@ -32,6 +32,15 @@ class Warnings(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def forward(layer: torch.nn.Module, device: torch.device) -> str:
+    """Run the layer as the profiling run does; return the error, or nothing."""
+    try:
+        layer(torch.ones(LIMIT, 256, dtype=torch.bfloat16, device=device))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     warnings = Warnings()
     logging.getLogger("vllm").addHandler(warnings)
@@ -50,6 +59,7 @@ def main() -> None:
         print(
             json.dumps(
                 {
+                    "forward": [forward(layer, device) for layer in layers],
                     "kernels": [
                         type(layer.quant_method.fp8_linear).__name__ for layer in layers
                     ],

@@ -12,6 +12,7 @@ from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel impo
 )
 from vllm.model_executor.kernels.linear.scaled_mm.deep_gemm import (
     DeepGemmFp8BlockScaledMMKernel,
+    fp8_gemm_nt,
     shape_problem,
 )
 from vllm.model_executor.warmup.deep_gemm_jit.plan import (
@@ -245,6 +246,50 @@ def test_another_block_size_is_skipped_with_the_reason(
     assert "[1, 32]" in outcome.reason
 
 
+def test_a_checkpoint_with_other_blocks_is_not_given_to_deep_gemm(
+    linear: MakeLinear,
+) -> None:
+    layer = linear(256, 256, {**FP8, "weight_block_size": [128, 64]})
+    config = layer.quant_method.fp8_linear.config
+    accepted, reason = DeepGemmFp8BlockScaledMMKernel.can_implement(config)
+    assert not accepted
+    assert "128x64" in str(reason)
+    (outcome,) = plan_of(proj=layer).outcomes
+    assert isinstance(outcome, Skipped)
+
+
+def test_the_quantization_config_can_switch_deep_gemm_off(
+    linear: MakeLinear, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G17: the selected kernel is the only authority, and it is another one."""
+    switched_off = quantization_config(FP8)
+    switched_off.use_deep_gemm = False
+    monkeypatch.setattr(vllm_config, "quant_config", switched_off)
+    (outcome,) = plan_of(proj=load(linear(256, 128, FP8))).outcomes
+    assert isinstance(outcome, Skipped)
+
+
+def test_an_inc_layer_registers(linear: MakeLinear, plain: None) -> None:
+    """INC's scheme wraps Fp8LinearMethod, and the kernel is found in it."""
+    layer = linear(256, 128, FP8)
+    inner = layer.quant_method
+
+    class Wrapper:
+        __module__ = "vllm.model_executor.layers.quantization.inc.inc"
+
+        def __init__(self) -> None:
+            self.linear_method = inner
+
+        def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+            self.linear_method.process_weights_after_loading(layer)
+
+    layer.quant_method = Wrapper()
+    (bypassed,) = plan_of(proj=layer).outcomes
+    assert isinstance(bypassed, Unregistered)
+    (outcome,) = plan_of(proj=load(layer)).outcomes
+    assert isinstance(outcome, Registered)
+
+
 def test_bmm_layers_are_converted_and_not_stamped(
     linear: MakeLinear, plain: None
 ) -> None:
@@ -393,7 +438,7 @@ def test_a_provider_that_raises_is_one_row_and_the_rest_goes_on(
         def get_deep_gemm_warmup_specs(
             self, layer: torch.nn.Module, max_tokens: int
         ) -> None:
-            raise RuntimeError("no idea")
+            raise IndexError("no idea")
 
     broken = torch.nn.Module()
     broken.deep_gemm_warmup_provider = Broken()
@@ -545,20 +590,62 @@ def test_strictness_ends_the_start_and_names_the_layer(
         deep_gemm_warmup(model_of(bypassed=linear(256, 128, FP8)), LIMIT)
 
 
-def test_a_warmup_that_breaks_does_not_end_the_start(
+def test_a_report_that_cannot_be_written_costs_nothing_else(
     linear: MakeLinear,
     plain: None,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog_vllm: pytest.LogCaptureFixture,
 ) -> None:
-    """G16: the report's folder is a file."""
     blocker = tmp_path / "file"
     blocker.write_text("")
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_REPORT", str(blocker / "report.json"))
-    model = model_of(proj=load(linear(256, 128, FP8)))
-    deep_gemm_warmup(model, LIMIT)
-    assert "the engine starts" in caplog_vllm.text
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_STRICT", "1")
-    with pytest.raises(OSError, match="file"):
+    deep_gemm_warmup(model_of(proj=load(linear(256, 128, FP8))), LIMIT)
+    assert "DeepGEMM warmup report" in caplog_vllm.text
+    assert str(blocker) in caplog_vllm.text
+
+
+def test_a_warmup_that_breaks_does_not_end_the_start(
+    linear: MakeLinear,
+    plain: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog_vllm: pytest.LogCaptureFixture,
+) -> None:
+    """G16: without a device nothing can be built; the engine decides what then."""
+    model = model_of(proj=load(linear(256, 128, FP8)))
+
+    def no_device() -> int:
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(torch.cuda, "current_device", no_device)
+    deep_gemm_warmup(model, LIMIT)
+    assert "no device; the engine starts" in caplog_vllm.text
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_STRICT", "1")
+    with pytest.raises(RuntimeError, match="no device"):
         deep_gemm_warmup(model, LIMIT)
+
+
+def test_a_packed_scale_is_refused_by_name_on_hopper(device: torch.device) -> None:
+    """G23."""
+    weight = torch.empty(256, 512, dtype=torch.float8_e4m3fn, device=device)
+    weight_scale = torch.ones(2, 4, device=device)
+    a = torch.empty(33, 512, dtype=torch.float8_e4m3fn, device=device)
+    d = torch.empty(33, 256, dtype=torch.bfloat16, device=device)
+    packed = torch.zeros(33, 1, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=r"activation scale \(int32 \(33, 1\)"):
+        fp8_gemm_nt((a, packed), (weight, weight_scale), d)
+    fp8_gemm_nt((a, torch.ones(33, 4, device=device)), (weight, weight_scale), d)
+
+
+def test_four_shapes_of_a_model_under_the_wrapper(linear: MakeLinear) -> None:
+    """G02."""
+    shapes = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
+    model = model_of(**{f"l{n}x{k}": load(linear(n, k, FP8)) for n, k in shapes})
+    plan = make_plan(model, 8192)
+    assert len(plan.select(Registered)) == 4
+    assert {(spec.n, spec.k) for spec in plan.specs} == set(shapes)
+    assert {spec.entry_point for spec in plan.specs} == {
+        EntryPoint.FP8_GEMM_NT,
+        EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM,
+    }

@@ -103,3 +103,11 @@ def test_a_kernel_that_does_not_build_is_named_and_the_rest_go_on(
     assert all("N=320 K=256" in line for line in lines)
     assert all("no such luck" in line for line in lines), lines
     assert not any("N=256" in line or "N=512" in line for line in lines)
+    # What the profiling run meets: our message ends the start.
+    works, fails, works_too = result["forward"]
+    assert (works, works_too) == ("", "")
+    assert "DeepGEMM GEMM (fp8_gemm_nt N=320 K=256, M=64)" in fails
+    assert "no such luck" in fails
+    assert "check the CUDA compiler" in fails
+    # The positive control of what a switched-off start must not do.
+    assert result["library"]

@@ -4,10 +4,12 @@
 What it does wrong is named by FAKE_VLLM (a JSON object), see ``Script``.
 """
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +23,8 @@ class Script:
 
     ``kernels``: (N, K) compiled before ready. ``late``: prompt size -> (N, K) compiled
     when such a prompt comes. ``bad``: prompt size -> "status", "tokens", "prompt",
-    "ids", "text" or "drop". ``report``: write the warmup's report.
+    "ids", "text" or "drop". ``report``: write the warmup's report, with so many
+    ``registered`` layers, and two seconds after ready if it ``report_is_late``.
     ``child``: file to write a child process's id to. ``ignores``: signals are ignored.
     """
 
@@ -31,6 +34,8 @@ class Script:
     late: dict[str, tuple[int, int]] | None = None
     bad: dict[str, str] | None = None
     report: bool = True
+    registered: int = 8
+    report_is_late: bool = False
     unregistered: tuple[dict[str, str], ...] = ()
     specs: tuple[dict[str, Any], ...] = ()
     child: str | None = None
@@ -130,11 +135,18 @@ def main() -> None:
     on = os.environ["VLLM_DEEP_GEMM_OVERLAY"] == "1"
     if script.report and on:
         report = {
-            "layers": {"registered": 8, "unregistered": script.unregistered},
+            "layers": {
+                "registered": script.registered,
+                "unregistered": script.unregistered,
+            },
             "specs": script.specs,
         }
         path = Path(os.environ["VLLM_DEEP_GEMM_WARMUP_REPORT"])
-        path.write_text(json.dumps(report))
+        write = functools.partial(path.write_text, json.dumps(report))
+        if script.report_is_late:
+            threading.Timer(2.0, write).start()
+        else:
+            write()
     time.sleep(0.3)
     Server(("127.0.0.1", int(option("port"))), handler(script)).serve_forever()
 

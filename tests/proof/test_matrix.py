@@ -14,7 +14,7 @@ def row(settings: Settings, commit: str, late: tuple[str, ...] = ()) -> str:
         settings=settings.facts(), base="0.33.0", commit=commit, nvcc="declared fake",
         layers=8, unregistered=(), failed=(), deep_gemm_found=0, deep_gemm_before=40,
         deep_gemm_after=late, flashinfer_found=0, flashinfer_before=0,
-        flashinfer_after=("a",),
+        flashinfer_after=(), warm_when_ready=True,
         asked=1019, right=1019, wrong=(), ready_seconds=41.0, request_seconds=9.0,
     )  # fmt: skip
     return json.dumps(asdict(result)) + "\n"

@@ -24,6 +24,9 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+KERNELS = [(4096, 1024)]
+
+
 def arguments(model: Path, *more: str) -> list[str]:
     return [
         str(model), "--device=real", f"--vllm={FAKE}", "--max-num-batched-tokens=64",
@@ -101,10 +104,38 @@ def test_without_a_report_nothing_is_proved(
     assert "the warmup wrote none, so this was stock" in capsys.readouterr().out
 
 
+def test_a_start_that_registers_nothing_proves_nothing(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prove(model, registered=0, kernels=[(4096, 1024)]) == 1
+    assert "layers: none is registered" in capsys.readouterr().out
+
+
+def test_a_start_that_builds_nothing_proves_nothing(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prove(model, kernels=[]) == 1
+    assert "none was there when the server was ready" in capsys.readouterr().out
+
+
+def test_ready_before_the_warmup_has_ended_fails(
+    prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """G39."""
+    assert prove(model, kernels=[(4096, 1024)], report_is_late=True) == 1
+    assert "/health answered 200 before the warmup had ended" in (
+        capsys.readouterr().out
+    )
+
+
 def test_an_unregistered_layer_fails_and_is_named(
     prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = prove(model, unregistered=[{"name": "layers.0.up", "reason": "no stamp"}])
+    status = prove(
+        model,
+        kernels=KERNELS,
+        unregistered=[{"name": "layers.0.up", "reason": "no stamp"}],
+    )
 
     assert status == 1
     assert "unregistered layer: layers.0.up: no stamp" in capsys.readouterr().out
@@ -116,7 +147,7 @@ def test_a_failed_kernel_fails_and_is_named(
     spec = {"entry_point": "fp8_gemm_nt", "n": 576, "k": 2048}
     failed = [{"rows": 33, "reason": "nvcc: out of memory"}]
 
-    assert prove(model, specs=[spec, spec | {"failed": failed}]) == 1
+    assert prove(model, kernels=KERNELS, specs=[spec, spec | {"failed": failed}]) == 1
     assert "failed kernel: fp8_gemm_nt N=576 K=2048: nvcc: out of memory" in (
         capsys.readouterr().out
     )

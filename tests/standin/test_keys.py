@@ -12,11 +12,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from .cubin import cubin
-
-pytest.importorskip("vllm")
 
 GEMM = """
 import torch

@@ -49,6 +49,8 @@ def register() -> None:
             logger.log(level, "%s", message)
         return
     check_settings(os.environ)
+    if os.environ.get("VLLM_USE_DEEP_GEMM") == "0":
+        return
     os.environ.update(toolchain.environment(toolchain.read_facts()))
     place_flashinfer_cache(os.environ)
     # What it found is said where a block-FP8 layer asks for it, and only there:

@@ -14,7 +14,11 @@ import sys
 import time
 
 import torch
-from vllm.distributed.parallel_state import is_global_first_rank
+from vllm.distributed.parallel_state import (
+    get_dp_group,
+    get_pp_group,
+    get_tensor_model_parallel_rank,
+)
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.tracing import instrument
@@ -48,23 +52,23 @@ def deep_gemm_warmup(model: torch.nn.Module, max_tokens: int) -> None:
 
     """
     settings = read_settings()
-    try:
-        problems = _warm(model, max_tokens, settings)
-        _warm_mega_moe(model, max_tokens)
-    # Engine start: a warmup that fails must not end it.
-    except Exception as error:
-        if settings.strict:
-            raise
-        logger.warning(
-            "DeepGEMM warmup (%s, max_tokens %d): %s: %s; the engine starts and "
-            "kernels may be compiled in front of requests",
-            type(model).__name__,
-            max_tokens,
-            type(error).__name__,
-            error,
-        )
-        logger.debug("DeepGEMM warmup failed", exc_info=True)
-        return
+    problems: list[str] = []
+    for stage in (_warm, _warm_mega_moe):
+        try:
+            problems += stage(model, max_tokens, settings)
+        # Engine start: a warmup that fails must not end it.
+        except Exception as error:
+            if settings.strict:
+                raise
+            logger.warning(
+                "DeepGEMM warmup (%s, max_tokens %d): %s: %s; the engine starts and "
+                "kernels may be compiled in front of requests",
+                type(model).__name__,
+                max_tokens,
+                type(error).__name__,
+                error,
+            )
+            logger.debug("DeepGEMM warmup failed", exc_info=True)
     if problems and settings.strict:
         raise RuntimeError("\n".join(problems))
 
@@ -84,15 +88,38 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
         target=target,
         seconds=time.perf_counter() - start,
     )
-    problems = report.problems()
-    for line in problems:
+    if _speaks():
+        _publish(report, settings)
+    return report.problems()
+
+
+def _speaks() -> bool:
+    """Whether this rank reports: the first of its pipeline stage.
+
+    The others of a stage have the same layers; another stage has its own.
+    """
+    return get_tensor_model_parallel_rank() == 0 and get_dp_group().rank_in_group == 0
+
+
+def _publish(report: Report, settings: Settings) -> None:
+    for line in (*report.problems(), *report.notices()):
         logger.warning(line)
-    if is_global_first_rank():
-        if report.results:
-            logger.info(report.summary())
-        if settings.report is not None:
-            write_json(report, settings.report)
-    return problems
+    if report.results:
+        logger.info(report.summary())
+    if settings.report is None:
+        return
+    stage = get_pp_group().rank_in_group
+    path = settings.report
+    if stage:
+        path = path.with_name(f"{path.stem}-stage{stage}{path.suffix}")
+    try:
+        write_json(report, path)
+    except OSError as error:
+        logger.warning(
+            "DeepGEMM warmup report (%s): %s; name a file that can be written",
+            path,
+            error,
+        )
 
 
 def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ...]]:
@@ -110,6 +137,7 @@ def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ..
         )
         progress.specs += 1
         results.append(SpecResult(spec, layers_of(plan, spec), tuple(calls)))
+    backend.finish()
     return target, tuple(results)
 
 
@@ -121,7 +149,7 @@ class _Progress:
         self._total = total
         self._built = 0
         self._start = self._last = time.perf_counter()
-        self._speaks = is_global_first_rank()
+        self._speaks = _speaks()
 
     def called(self, spec: GemmSpec, call: Call) -> None:
         self._built += len(call.built)
@@ -138,12 +166,14 @@ class _Progress:
             )
 
 
-def _warm_mega_moe(model: torch.nn.Module, max_tokens: int) -> None:
+def _warm_mega_moe(
+    model: torch.nn.Module, max_tokens: int, settings: Settings
+) -> list[str]:
     """Leave Blackwell's MegaMoE to the base, whose layers it knows."""
-    if not current_platform.is_device_capability_family(100):
-        return
-    if not any(name in sys.modules for name in _MEGA_MOE_MODULES):
-        return
-    from vllm_deep_gemm_warmup.diversion import base_deep_gemm_warmup
+    if current_platform.is_device_capability_family(100) and any(
+        name in sys.modules for name in _MEGA_MOE_MODULES
+    ):
+        from vllm_deep_gemm_warmup.diversion import base_deep_gemm_warmup
 
-    base_deep_gemm_warmup().deepgemm_fp8_fp4_mega_moe_warmup(model, max_tokens)
+        base_deep_gemm_warmup().deepgemm_fp8_fp4_mega_moe_warmup(model, max_tokens)
+    return []

@@ -41,7 +41,8 @@ class Result:
 
     Kernels: ``*_found`` lay in a kept cache, ``*_before`` were built until ``/health``
     first answered 200, ``*_after`` names those that came later. Seconds are wall time.
-    ``layers`` is None where no report was written (stock writes none).
+    ``layers`` is None where no report was written (stock writes none);
+    ``warm_when_ready`` says that it was there when ``/health`` first answered 200.
     """
 
     settings: dict[str, Any]
@@ -49,6 +50,7 @@ class Result:
     commit: str
     nvcc: str
     layers: int | None
+    warm_when_ready: bool
     unregistered: tuple[str, ...]
     failed: tuple[str, ...]
     deep_gemm_found: int
@@ -74,13 +76,23 @@ class Result:
                 "report: the warmup wrote none, so this was stock; "
                 f"install {DISTRIBUTION} beside this vLLM"
             )
+        elif self.layers == 0:
+            found.append(
+                "layers: none is registered, so nothing ran on DeepGEMM; the server's "
+                "log (--log) says why"
+            )
+        if self.layers and not self.deep_gemm_found + self.deep_gemm_before:
+            found.append("kernels: none was there when the server was ready")
+        if self.layers is not None and not self.warm_when_ready:
+            found.append("ready: /health answered 200 before the warmup had ended")
         found += [f"unregistered layer: {line}" for line in self.unregistered]
         found += [f"failed kernel: {line}" for line in self.failed]
-        if self.deep_gemm_after:
-            found.append(
-                f"kernels: {len(self.deep_gemm_after)} DeepGEMM kernels built after "
-                "ready"
-            )
+        for name, late in (
+            ("DeepGEMM", self.deep_gemm_after),
+            ("FlashInfer", self.flashinfer_after),
+        ):
+            if late:
+                found.append(f"kernels: {len(late)} {name} kernels built after ready")
         return tuple(found)
 
 
@@ -198,6 +210,7 @@ def _measure(
     found = count.snapshot(where.deep_gemm, where.flashinfer_deep_gemm)
     with server.running(command, environ, port, log, settings.start_timeout) as up:
         before = count.snapshot(where.deep_gemm, where.flashinfer_deep_gemm)
+        warm = where.report.is_file()
         built = len(before.deep_gemm - found.deep_gemm)
         print(f"ready after {up.seconds:.1f} s, {built} kernels built", flush=True)
         endpoint = Endpoint(up.base_url, settings.model.resolve().name, words)
@@ -205,7 +218,7 @@ def _measure(
         if outcome.wrong:
             print(f"the server's log ends with\n{server.tail(log)}", file=sys.stderr)
     after = count.snapshot(where.deep_gemm, where.flashinfer_deep_gemm)
-    return _result(settings, where, (found, before, after), outcome, up.seconds)
+    return _result(settings, where, (found, before, after), outcome, up.seconds, warm)
 
 
 def _result(
@@ -214,6 +227,7 @@ def _result(
     kernels: tuple[count.Snapshot, count.Snapshot, count.Snapshot],
     outcome: Outcome,
     ready_seconds: float,
+    warm_when_ready: bool,
 ) -> Result:
     found, before, after = kernels
     layers, unregistered, failed = _report(where.report)
@@ -223,6 +237,7 @@ def _result(
         commit=commit(),
         nvcc=_nvcc(settings, where),
         layers=layers,
+        warm_when_ready=warm_when_ready,
         unregistered=unregistered,
         failed=failed,
         deep_gemm_found=len(found.deep_gemm),

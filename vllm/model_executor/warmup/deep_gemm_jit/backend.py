@@ -94,8 +94,7 @@ class Backend:
     def __init__(self, device: torch.device, target: Target) -> None:
         self._device = device
         self._target = target
-        self._overlapping = True
-        self._proven = False
+        self._overlaps: dict[EntryPoint, bool] = {}
         self._caches = [CacheWatch(folder) for folder in cache_folders()]
 
     def run(
@@ -119,59 +118,106 @@ class Backend:
             several in a row have failed.
 
         """
-        shapes = shapes_to_run(spec, self._target, every_row=every_row)
-        operands = self._allocate(spec, shapes, weights)
         calls: list[Call] = []
+        try:
+            shapes = shapes_to_run(spec, self._target, every_row=every_row)
+            operands = self._allocate(spec, shapes, weights)
+        # Engine start: whatever keeps this spec from being built, the others go on.
+        except Exception as error:
+            calls.append(Call(spec.rows.first, 0.0, (), _describe(error)))
+            listener(spec, calls[-1])
+            return calls
         for shape in shapes:
             if _keeps_failing(calls):
                 break
             start = time.perf_counter()
-            failure = self._try(operands, shape)
-            if failure is not None and operands.overlapping and not self._proven:
-                # This driver may refuse rows that overlap; if they are not the
-                # reason, memory is no reason to give them up.
-                self._overlapping = False
-                operands = self._allocate(spec, shapes, weights)
-                failure = self._try(operands, shape)
-                self._overlapping = failure is not None
-            self._proven |= failure is None and operands.overlapping
+            failure = _try(operands, shape)
             calls.append(
                 Call(
                     shape.rows,
                     time.perf_counter() - start,
-                    tuple(
-                        name
-                        for watched in self._caches
-                        for name in watched.new_entries()
-                    ),
+                    self._new_entries(),
                     failure,
                 )
             )
             listener(spec, calls[-1])
         return calls
 
+    def finish(self) -> None:
+        """Wait for the device, so that a fault of ours shows here and not later.
+
+        Raises:
+            RuntimeError: A kernel that was called has failed on the device.
+
+        """
+        torch.cuda.synchronize(self._device)
+        if not all(self._overlaps.values()):
+            # Dense operands can be large, and the KV cache is sized already.
+            torch.cuda.empty_cache()
+
+    def _new_entries(self) -> tuple[str, ...]:
+        return tuple(name for cache in self._caches for name in cache.new_entries())
+
     def _allocate(
         self, spec: GemmSpec, shapes: Sequence[Shape], weights: Weights | None
     ) -> Operands:
         max_rows = max(shape.rows for shape in shapes)
-        overlapping = self._overlapping and _takes_strides(spec)
-        if not overlapping:
-            max_rows = min(max_rows, max(1, self._dense_limit() // dense_bytes(spec)))
-        return allocate(spec, max_rows, weights, self._device, overlapping=overlapping)
-
-    def _dense_limit(self) -> int:
+        if self._rows_may_overlap(spec, shapes, weights):
+            return allocate(spec, max_rows, weights, self._device, overlapping=True)
         free, _ = torch.cuda.mem_get_info(self._device)
-        return int(free * _DENSE_SHARE)
+        limit = int(free * _DENSE_SHARE) // dense_bytes(spec)
+        return allocate(
+            spec,
+            min(max_rows, max(1, limit)),
+            weights,
+            self._device,
+            overlapping=False,
+        )
 
-    def _try(self, operands: Operands, shape: Shape) -> str | None:
-        if shape.rows > operands.max_rows:
-            needed = shape.rows * dense_bytes(operands.spec) >> 20
-            return f"needs {needed} MiB, more than half of the free memory"
-        try:
-            _call(operands, shape)
-        except RuntimeError as error:
-            return str(error).strip() or type(error).__name__
-        return None
+    def _rows_may_overlap(
+        self, spec: GemmSpec, shapes: Sequence[Shape], weights: Weights | None
+    ) -> bool:
+        """Find out once for each entry point, by its first spec's smallest call.
+
+        A driver could refuse a tensor map whose rows lie over each other. A call
+        that fails in both forms has another reason, and memory is saved.
+        """
+        if not _takes_strides(spec):
+            return False
+        if spec.entry_point not in self._overlaps:
+            first = shapes[0]
+            overlapping, dense = (
+                allocate(spec, first.rows, weights, self._device, overlapping=form)
+                for form in (True, False)
+            )
+            self._overlaps[spec.entry_point] = self._works(
+                overlapping, first
+            ) or not self._works(dense, first)
+        return self._overlaps[spec.entry_point]
+
+    def _works(self, operands: Operands, shape: Shape) -> bool:
+        if _try(operands, shape) is not None:
+            return False
+        torch.cuda.synchronize(self._device)
+        return True
+
+
+def _try(operands: Operands, shape: Shape) -> str | None:
+    """Make one call and return why it failed, or None."""
+    if shape.rows > operands.max_rows:
+        needed = shape.rows * dense_bytes(operands.spec) >> 20
+        return f"needs {needed} MiB, more than half of the free memory"
+    try:
+        _call(operands, shape)
+    # Engine start: DeepGEMM raises RuntimeError, FlashInfer's build also OSError
+    # and what its tools raise.
+    except Exception as error:
+        return _describe(error)
+    return None
+
+
+def _describe(error: Exception) -> str:
+    return str(error).strip() or type(error).__name__
 
 
 def _takes_strides(spec: GemmSpec) -> bool:

@@ -30,7 +30,8 @@ class Operands:
         activation_scale: Flat storage of A's scale, zero: packing UE8M0 scales
             checks their sign and mantissa bits.
         output: Flat bfloat16 storage of D.
-        grouped_layout: For a grouped GEMM, int32 zeros: no expert has rows.
+        grouped_layout: For a grouped GEMM, int32 zeros: with prefix sums no expert
+            has rows, without them the first one has all.
         overlapping: Which form this is.
 
     """

@@ -15,16 +15,6 @@ from .spec import GemmSpec
 _HOLDERS = ("quant_method", "scheme")
 _SEARCH_DEPTH = 3
 
-# What a provider raises when a layer is not what it expects.
-_PROVIDER_ERRORS = (
-    AssertionError,
-    AttributeError,
-    KeyError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Registered:
@@ -97,7 +87,12 @@ def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
     outcomes: list[Outcome] = []
     weights: dict[GemmSpec, Weights | None] = {}
     for name, module in model.named_modules():
-        providers, adapted = _providers_of(module)
+        try:
+            providers, adapted = _providers_of(module)
+        # Engine start: one module that is not what an adapter expects.
+        except Exception as error:
+            outcomes.append(Unregistered(name, _describe(module, error)))
+            continue
         if providers:
             for provider in providers:
                 outcome, operands = _ask(provider, name, module, max_tokens, adapted)
@@ -141,14 +136,16 @@ def _ask(
     try:
         specs = provider.get_deep_gemm_warmup_specs(module, max_tokens)
         operands = provider.get_deep_gemm_warmup_weights(module)
-    except _PROVIDER_ERRORS as error:
-        return Unregistered(
-            name,
-            f"{type(provider).__name__} raised {type(error).__name__}: {error}",
-        ), None
+    # Engine start: a provider may raise anything; the other layers go on.
+    except Exception as error:
+        return Unregistered(name, _describe(provider, error)), None
     if isinstance(specs, Rejected):
         return Skipped(name, specs.reason), None
     return Registered(name, tuple(specs), adapted), operands
+
+
+def _describe(speaker: object, error: Exception) -> str:
+    return f"{type(speaker).__name__} raised {type(error).__name__}: {error}"
 
 
 def _describe_silent(name: str, module: torch.nn.Module) -> Outcome | None:

@@ -93,13 +93,18 @@ class Report:
             "kernels will be compiled in front of requests"
             for reason, names in unheard.items()
         )
-        if self.outcomes and not self.select(Registered) and not unheard:
-            reasons = sorted({outcome.reason for outcome in self.select(Skipped)})
-            lines.append(
-                f"DeepGEMM warmup ({len(self.outcomes)} block-FP8 layers): none is "
-                f"registered: {'; '.join(reasons)}; nothing was warmed"
-            )
         return lines
+
+    def notices(self) -> list[str]:
+        """Return what is worth a look and may be right."""
+        if not self.outcomes or self.select(Registered) or self.select(Unregistered):
+            return []
+        reasons = sorted({outcome.reason for outcome in self.select(Skipped)})
+        line = (
+            f"DeepGEMM warmup ({len(self.outcomes)} block-FP8 layers): none is "
+            f"registered: {'; '.join(reasons)}; nothing was warmed"
+        )
+        return [line]
 
     def summary(self) -> str:
         """Return the line for a start at which all went well."""

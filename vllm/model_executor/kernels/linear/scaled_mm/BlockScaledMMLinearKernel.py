@@ -14,6 +14,7 @@ import dataclasses
 from typing import Any, ClassVar, Self
 
 import torch
+import vllm.envs as envs
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
 from vllm.model_executor.layers.quantization.utils.fp8_utils import (
@@ -21,6 +22,7 @@ from vllm.model_executor.layers.quantization.utils.fp8_utils import (
 )
 from vllm.model_executor.utils import replace_parameter
 from vllm.model_executor.warmup.deep_gemm_jit.provider import PROVIDER_ATTRIBUTE
+from vllm_deep_gemm_warmup.overlay import base_in_use
 
 from ..base import FP8Params, MMLinearKernel
 from .ScaledMMLinearKernel import FP8ScaledMMLinearLayerConfig
@@ -59,19 +61,22 @@ class FP8BlockParams(FP8Params):
 
     @classmethod
     def from_layer(cls, layer: torch.nn.Module) -> Self:
-        """Read the tensors of ``layer``.
+        """Read the tensors of ``layer``; what it does not have is None.
 
         Raises:
             AttributeError: The layer has no weight.
 
         """
+        optional = (
+            cls.WEIGHT_SCALE_INV,
+            cls.WEIGHT_SCALE,
+            cls.INPUT_SCALE,
+            cls.INPUT_SCALE_UB,
+        )
         return cls(
             weight=getattr(layer, cls.WEIGHT),
-            weight_scale_inv=getattr(layer, cls.WEIGHT_SCALE_INV, None),
-            weight_scale=getattr(layer, cls.WEIGHT_SCALE, None),
-            input_scale=getattr(layer, cls.INPUT_SCALE, None),
-            input_scale_ub=getattr(layer, cls.INPUT_SCALE_UB, None),
             layer_name=getattr(layer, "prefix", "") or type(layer).__name__,
+            **{name: getattr(layer, name, None) for name in optional},
         )
 
     @property
@@ -130,6 +135,11 @@ class FP8BlockParams(FP8Params):
                 f"block scale of {self.layer_name} ({self._describe()}): "
                 f"{self.block_scale_attr} is {_dtype_name(scale)}, expected float32 "
                 "or UE8M0 (float8_e8m0fnu, uint8); convert the checkpoint's scales"
+            )
+        if self.weight.ndim != 2:
+            raise ValueError(
+                f"weight of {self.layer_name} ({self._describe()}): expected (N, K); "
+                "the layer is converted already, load its checkpoint again first"
             )
         expected = tuple(
             -(-size // block)
@@ -234,29 +244,31 @@ class Fp8BlockScaledMMLinearKernel(
 
         """
         params = self._get_layer_params(layer)
-        rows = x.view(-1, x.shape[-1])
+        n, k = params.weight.shape[0], x.shape[-1]
+        activation, activation_scale = self._activation(x.view(-1, k), params)
+        product = self.apply_block_scaled_mm(
+            A=activation, B=params.weight, As=activation_scale, Bs=params.block_scale
+        )
+        biased = product if bias is None else product + bias
+        return biased.to(self.config.out_dtype).view(*x.shape[:-1], n)
+
+    def _activation(
+        self, rows: torch.Tensor, params: FP8BlockParams
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A and its scale in the form that this kernel takes."""
         if self.apply_input_quant:
-            activation, activation_scale = self.quant_fp8(
+            quantized: tuple[torch.Tensor, torch.Tensor] = self.quant_fp8(
                 rows,
                 params.input_scale,
                 params.input_scale_ub,
                 use_triton=self.use_triton,
             )
-        else:
-            # The kernel quantizes by itself and ignores the scale, but the
-            # operator's schema wants a tensor.
-            activation = rows
-            activation_scale = (
-                rows.new_empty(1) if params.input_scale is None else params.input_scale
-            )
-        output = self.apply_block_scaled_mm(
-            A=activation, B=params.weight, As=activation_scale, Bs=params.block_scale
-        )
-        if bias is not None:
-            output = output + bias
-        return output.to(self.config.out_dtype).view(
-            *x.shape[:-1], params.weight.shape[0]
-        )
+            return quantized
+        # The kernel quantizes by itself and ignores the scale, but the operator's
+        # schema wants a tensor.
+        if params.input_scale is None:
+            return rows, rows.new_empty(1)
+        return rows, params.input_scale
 
     @abc.abstractmethod
     def apply_block_scaled_mm(
@@ -319,6 +331,10 @@ class Fp8BlockScaledDynamicMMLinearKernel(Fp8BlockScaledMMLinearKernel, abc.ABC)
             if not accepted
         ]
         return (False, "; ".join(refusals)) if refusals else (True, None)
+
+    def first_fallback_row(self) -> int:
+        """Return the least number of rows that goes to the fallback kernel."""
+        return 1 if envs.VLLM_BATCH_INVARIANT else base_in_use().wrapper_first_row
 
     def deep_gemm_kernel(self) -> Fp8BlockScaledMMLinearKernel | None:
         return self.fallback.deep_gemm_kernel() or self.base.deep_gemm_kernel()

@@ -40,12 +40,11 @@ from vllm.utils.deep_gemm import (
     is_deep_gemm_e8m0_used,
     is_deep_gemm_supported,
     should_auto_disable_deep_gemm,
+    should_use_deepgemm_for_fp8_linear,
 )
 from vllm.utils.torch_utils import direct_register_custom_op
-from vllm_deep_gemm_warmup.overlay import base_in_use
 
 from .BlockScaledMMLinearKernel import (
-    FP8BlockParams,
     Fp8BlockScaledMMLinearKernel,
     FP8ScaledMMLinearLayerConfig,
 )
@@ -54,9 +53,6 @@ __all__ = ["DeepGemmFp8BlockScaledMMKernel", "fp8_gemm_nt"]
 
 logger = init_logger(__name__)
 
-# What DeepGEMM takes (vllm.utils.deep_gemm.should_use_deepgemm_for_fp8_linear).
-_N_MULTIPLE = 64
-_K_MULTIPLE = 128
 _BLOCK_SHAPE = (128, 128)
 
 
@@ -72,13 +68,13 @@ def shape_problem(shape: tuple[int, int]) -> str | None:
             f"weight shape (tensor {tuple(shape.shape)}): expected (N, K), got a "
             "tensor; pass tensor.shape"
         )
+    if should_use_deepgemm_for_fp8_linear(torch.bfloat16, shape, True):
+        return None
     n, k = shape
-    if n % _N_MULTIPLE or k % _K_MULTIPLE:
-        return (
-            f"does not take N={n} K={k}: N must be a multiple of {_N_MULTIPLE} and "
-            f"K of {_K_MULTIPLE}"
-        )
-    return None
+    return (
+        f"does not take N={n} K={k}: N must be a multiple of 64 and K of 128 "
+        "(vllm.utils.deep_gemm)"
+    )
 
 
 class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
@@ -128,6 +124,11 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
                 "takes activations with one scale per token and 128 columns only, "
                 f"not {group_shape}"
             )
+        block = config.weight_quant_key.scale.group_shape
+        if (block.row, block.col) != _BLOCK_SHAPE:
+            return False, (
+                f"takes weights in 128x128 blocks only, not {block.row}x{block.col}"
+            )
         problem = shape_problem(config.weight_shape)
         if problem is not None:
             return False, problem
@@ -165,8 +166,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             )
         block_shape = tuple(block_shape)
         is_bmm = getattr(layer, "is_bmm", False)
-        if not _is_converted(params):
-            params.check_block_scale(block_shape)
+        params.check_block_scale(block_shape)
         super().process_weights_after_loading(layer)
         params = self._get_layer_params(layer)
         if self.is_deep_gemm_supported:
@@ -214,7 +214,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         problem = shape_problem((weight.shape[0], weight.shape[1]))
         if problem is not None:
             return Rejected(f"DeepGEMM {problem}")
-        first = self._first_row()
+        first = 1 if self.dispatcher is None else self.dispatcher.first_fallback_row()
         calls = [
             (EntryPoint.FP8_GEMM_NT, RowRange(first, max_tokens), layout)
             for layout in self._activation_scale_layouts()
@@ -237,12 +237,6 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             for entry_point, rows, layout in calls
             if rows
         ]
-
-    def _first_row(self) -> int:
-        """Return the least number of rows that reaches DeepGEMM."""
-        if self.dispatcher is None or envs.VLLM_BATCH_INVARIANT:
-            return 1
-        return base_in_use().wrapper_first_row
 
     def _activation_scale_layouts(self) -> list[ScaleLayout]:
         if _packs_scales():
@@ -271,11 +265,6 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
 def _packs_scales() -> bool:
     """Whether this GPU takes four UE8M0 scales in an int32 (Blackwell)."""
     return DeepGemmQuantScaleFMT.from_oracle() is DeepGemmQuantScaleFMT.UE8M0
-
-
-def _is_converted(params: FP8BlockParams) -> bool:
-    """Whether an earlier load left the scale in Blackwell's packed form."""
-    return params.block_scale.dtype == torch.int32 and _packs_scales()
 
 
 def fp8_gemm_nt(
@@ -307,6 +296,9 @@ def fp8_gemm_nt(
             )
     try:
         deep_gemm_utils.fp8_gemm_nt(a, b, d, **options)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    # What is left comes from DeepGEMM's host side: its compiler, or an assertion.
     except RuntimeError as error:
         m, k = a[0].shape
         raise RuntimeError(
@@ -316,7 +308,7 @@ def fp8_gemm_nt(
         ) from error
 
 
-def _fp8_gemm_nt_op(
+def _run(
     q_input: torch.Tensor,
     input_scale: torch.Tensor,
     weight: torch.Tensor,
@@ -324,12 +316,9 @@ def _fp8_gemm_nt_op(
     output: torch.Tensor,
     use_deep_gemm_e8m0: bool,
 ) -> None:
-    fp8_gemm_nt(
-        (q_input, input_scale),
-        (weight, weight_scale),
-        output,
-        is_deep_gemm_e8m0_used=use_deep_gemm_e8m0,
-    )
+    """The operator's body; its schema is read from these names and types."""
+    operands = (q_input, input_scale), (weight, weight_scale)
+    fp8_gemm_nt(*operands, output, is_deep_gemm_e8m0_used=use_deep_gemm_e8m0)
 
 
-direct_register_custom_op("fp8_gemm_nt_op", _fp8_gemm_nt_op, mutates_args=["output"])
+direct_register_custom_op("fp8_gemm_nt_op", _run, mutates_args=["output"])
