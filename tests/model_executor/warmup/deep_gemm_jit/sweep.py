@@ -1,16 +1,18 @@
 """Run as a program on a device: warm specs and sweep all their rows, either first.
 
-Reads a JSON list of cases from its argument and prints a JSON list of results;
-a process of its own a run, because DeepGEMM remembers what it has loaded.
+Reads cases from its argument and prints a JSON list of results. Each case has a
+process and a cache folder of its own, forked before the device is touched, because
+DeepGEMM remembers what it has loaded and one case would hide what another lacks.
 """
 
 import json
+import os
+import pathlib
 import sys
 from typing import Any
 
 import torch
 from vllm.model_executor.warmup.deep_gemm_jit.backend import Backend, read_target
-from vllm.model_executor.warmup.deep_gemm_jit.calls import Call
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
     ExpertRouting,
@@ -48,45 +50,59 @@ def spec_of(case: dict[str, Any], last: int) -> GemmSpec:
 
 
 def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
-    """Warm and sweep one shape, its limits in ascending order."""
+    """Warm and sweep one shape up to one limit."""
     device = torch.device("cuda", 0)
     if case["sms"] is not None:
         deep_gemm_utils.set_num_sms(case["sms"])
     target = read_target(device)
     backend = Backend(device, target)
-    first: list[str] = []
-    second: list[str] = []
-    failures: list[str] = []
-
-    def collect(calls: list[Call], into: list[str]) -> None:
-        into.extend(name for call in calls for name in call.built)
-        failures.extend(call.failure for call in calls if call.failure)
-
-    for limit in case["limits"]:
-        spec = spec_of(case, limit)
-        for every_row, into in (
-            (sweep_first, first),
-            (not sweep_first, second),
-        ):
-            calls = backend.run(
-                spec, None, every_row=every_row, listener=lambda spec, call: None
-            )
-            collect(calls, into)
+    spec = spec_of(case, case["limit"])
+    first, second = (
+        backend.run(spec, None, every_row=every_row, listener=lambda spec, call: None)
+        for every_row in (sweep_first, not sweep_first)
+    )
     return {
         **case,
         "target": str(target),
-        "first": first,
-        "second": second,
-        "failures": failures,
+        "first": [name for call in first for name in call.built],
+        "second": [name for call in second for name in call.built],
+        "failures": [call.failure for call in (*first, *second) if call.failure],
     }
+
+
+def run_in_child(
+    case: dict[str, Any], cache: pathlib.Path, *, sweep_first: bool
+) -> dict[str, Any]:
+    """Fork, run the case with the cache folder, and return what the child wrote."""
+    assert not torch.cuda.is_initialized()
+    cache.mkdir(parents=True)
+    answer = cache / "answer.json"
+    child = os.fork()
+    if child == 0:
+        try:
+            os.environ["DG_JIT_CACHE_DIR"] = str(cache)
+            answer.write_text(json.dumps(run(case, sweep_first=sweep_first)))
+        finally:
+            sys.stderr.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+    result: dict[str, Any] = json.loads(answer.read_text())
+    return result
 
 
 def main() -> None:
     request = json.loads(sys.argv[1])
-    results = [
-        run(case, sweep_first=request["sweep_first"]) for case in request["cases"]
-    ]
-    print(json.dumps(results))
+    root = pathlib.Path(os.environ["DG_JIT_CACHE_DIR"])
+    print(
+        json.dumps(
+            [
+                run_in_child(
+                    case, root / str(number), sweep_first=request["sweep_first"]
+                )
+                for number, case in enumerate(request["cases"])
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":
