@@ -36,6 +36,8 @@ def fake_nvcc_environment(
     """This process's environment with the declared fake nvcc and an empty cache."""
     from vllm_deep_gemm_warmup.proof import fake_nvcc
 
+    # It keeps the compiler that it finds when it is imported.
+    assert "vllm.third_party.deep_gemm" not in sys.modules
     folder = tmp_path_factory.mktemp("fake-nvcc")
     fake_nvcc.install(folder / "cuda" / "bin")
     environ = {
@@ -47,13 +49,9 @@ def fake_nvcc_environment(
     return environ
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def fake_nvcc_in_this_process(fake_nvcc_environment: dict[str, str]) -> Iterator[None]:
-    """Build with the declared fake: these tests count kernels, tests/proof runs some.
-
-    Set before DeepGEMM is imported, which then keeps its compiler.
-    """
-    assert "vllm.third_party.deep_gemm" not in sys.modules
+    """Build with the declared fake: these tests count kernels, tests/proof runs some."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.delenv("DG_JIT_NVCC_COMPILER", raising=False)
         for name in ("CUDA_HOME", "DG_JIT_CACHE_DIR"):

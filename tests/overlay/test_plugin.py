@@ -228,8 +228,12 @@ def test_toolchain_of_pip_is_set_for_this_process_and_its_children(
     ],
 )
 def test_flashinfer_s_kernels_lie_beside_deep_gemm_s(
-    engine: Any, given: dict[str, str], expected: str
+    engine: Any,
+    given: dict[str, str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("TRTLLM_DG_CACHE_DIR", raising=False)
     code = REGISTER + (
         "register()\nimport os\nprint(os.environ['TRTLLM_DG_CACHE_DIR'])"
     )

@@ -264,12 +264,19 @@ def prove(settings: Settings, base_env: Mapping[str, str]) -> Result:
         server.ServerError: the server did not become ready.
     """
     vocab_size(settings.model)
-    with tempfile.TemporaryDirectory(
-        prefix="vllm-deep-gemm-", ignore_cleanup_errors=True
-    ) as name:
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="vllm-deep-gemm-", ignore_cleanup_errors=True
+        ) as name,
+        # A socket's path holds 107 characters, and TMPDIR can be longer.
+        tempfile.TemporaryDirectory(
+            prefix="vllm-", dir="/tmp", ignore_cleanup_errors=True
+        ) as sockets,
+    ):
         scratch = Path(name)
         where = caches(settings, scratch)
         environ = server_environment(settings, where, base_env)
+        environ["VLLM_RPC_BASE_PATH"] = sockets
         log = scratch / "server.log"
         try:
             return _measure(settings, where, environ, log)
