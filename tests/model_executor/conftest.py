@@ -51,7 +51,7 @@ def fake_nvcc_environment(
 
 @pytest.fixture(scope="module", autouse=True)
 def fake_nvcc_in_this_process(fake_nvcc_environment: dict[str, str]) -> Iterator[None]:
-    """Build with the declared fake: these tests count kernels, tests/proof runs some."""
+    """Build with the declared fake: these tests count kernels."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.delenv("DG_JIT_NVCC_COMPILER", raising=False)
         for name in ("CUDA_HOME", "DG_JIT_CACHE_DIR"):
