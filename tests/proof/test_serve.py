@@ -26,7 +26,7 @@ def slow(proof: Proof) -> Any:
 
 MODES = [
     direct(SMALL, "--mode=graphs"),
-    direct(SMALL, start="spawn"),
+    slow(direct(SMALL, start="spawn")),
     direct(SMALL, "--runner=v1"),
     slow(direct(SMALL, "--runner=v1", "--mode=graphs")),
     slow(direct(SMALL, "--tp=2", start="spawn")),
