@@ -13,7 +13,7 @@ FP8 = {
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
 }
-COMPRESSED_TENSORS = {
+COMPRESSED_TENSORS: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
     "config_groups": {

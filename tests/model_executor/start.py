@@ -15,7 +15,12 @@ import torch
 from vllm.utils import deep_gemm as deep_gemm_utils
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from real_layers import FP8, load, make_linear, one_rank
+from real_layers import (  # type: ignore[import-not-found]
+    FP8,
+    load,
+    make_linear,
+    one_rank,
+)
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
 LIMIT = 64

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
@@ -29,7 +30,7 @@ GROUPED = dataclasses.replace(
     groups=16,
     routing=ExpertRouting(top_k=8, prefix_sum=True),
 )
-ANOTHER_VALUE = {
+ANOTHER_VALUE: dict[str, Any] = {
     "entry_point": EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
     "n": 640,
     "k": 4096,
