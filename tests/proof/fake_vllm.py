@@ -26,6 +26,8 @@ class Script:
     "ids", "text" or "drop". ``report``: write the warmup's report, with so many
     ``registered`` layers, and two seconds after ready if it ``report_is_late``.
     ``child``: file to write a child process's id to. ``ignores``: signals are ignored.
+    ``closes``: a second request on one connection gets no answer, as when the server
+    has just closed an idle one.
     """
 
     dies: int | None = None
@@ -40,6 +42,7 @@ class Script:
     specs: tuple[dict[str, Any], ...] = ()
     child: str | None = None
     ignores: bool = False
+    closes: bool = False
 
 
 def build(n: int, k: int) -> None:
@@ -84,6 +87,7 @@ def handler(script: Script) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1  # one packet per answer, or each costs a delayed ACK
+        answered = 0
 
         def _reply(self, status: int, body: Any) -> None:
             data = json.dumps(body).encode()
@@ -98,9 +102,11 @@ def handler(script: Script) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
             asked = json.loads(self.rfile.read(length))
-            if (script.bad or {}).get(str(len(asked["prompt"]))) == "drop":
+            dropped = (script.bad or {}).get(str(len(asked["prompt"]))) == "drop"
+            if dropped or (script.closes and self.answered):
                 self.close_connection = True
                 return
+            self.answered += 1
             self._reply(*answer(script, asked))
 
         def log_message(self, format: str, *args: Any) -> None:

@@ -175,6 +175,12 @@ def test_a_wrong_answer_fails_and_names_the_request(
     assert reason in capsys.readouterr().out
 
 
+def test_no_request_is_sent_on_a_connection_that_may_be_closing(
+    prove: Runner, model: Path
+) -> None:
+    assert prove(model, kernels=KERNELS, closes=True) == 0
+
+
 def test_a_wrong_answer_of_stock_fails_too(prove: Runner, model: Path) -> None:
     assert prove(model, "--stock", bad={"17": "tokens"}) == 1
 

@@ -91,7 +91,9 @@ async def _send_all(
     # No limit on connections: a batch is in flight as a whole.
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=timeout),
-        connector=aiohttp.TCPConnector(limit=0),
+        # A server closes a connection that was idle for a while, and a request that
+        # is sent on it just then gets no answer: one connection a request.
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
         trust_env=False,
     ) as session:
         for step in steps:
