@@ -1,7 +1,7 @@
 """The matrix: which runs it holds, and that it takes up where it was left."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,8 @@ def row(settings: Settings, commit: str, late: tuple[str, ...] = ()) -> str:
         layers=8, unregistered=(), failed=(), deep_gemm_found=0, deep_gemm_before=40,
         deep_gemm_after=late, flashinfer_found=0, flashinfer_before=0,
         flashinfer_after=(), warm_when_ready=True,
-        asked=1019, right=1019, wrong=(), ready_seconds=41.0, request_seconds=9.0,
+        asked=1019, right=1019, wrong=(), ready_seconds=41.0,
+        first_request_seconds=0.5, request_seconds=9.0,
     )  # fmt: skip
     return json.dumps(asdict(result)) + "\n"
 
@@ -72,6 +73,21 @@ def test_runs_on_file_are_not_repeated(
     assert table[2].split(" | ")[:9] == [
         "| two", "h100", "eager", "v2", "deep_gemm", "overlay", "8", "40", after,
     ]  # fmt: skip
+    assert len(table) == 2 + 4
+
+
+def test_what_stands_after_two_dashes_goes_to_every_server(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    extra = ("--moe-backend", "deep_gemm")
+    on_file = [replace(cell, extra=extra) for cell in cells(models)]
+    rows.write_text("".join(row(cell, run.commit()) for cell in on_file))
+
+    assert matrix.main([*arguments(models, rows), "--", *extra]) == 0
+
+    table = capsys.readouterr().out.splitlines()
+    assert table[2].startswith("| two --moe-backend deep_gemm | h100 |")
     assert len(table) == 2 + 4
 
 

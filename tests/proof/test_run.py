@@ -25,6 +25,7 @@ def model(tmp_path: Path) -> Path:
 
 
 KERNELS = [(4096, 1024)]
+FIRST_AND_ALL = ("first_request", "request")
 
 
 def arguments(model: Path, *more: str) -> list[str]:
@@ -71,6 +72,8 @@ def test_right_answers_and_no_late_kernel_prove(
     assert "layers registered         8" in printed
     assert "PROVED" in printed
     assert prove.result["asked"] == prove.result["right"] == 463 + 556
+    first, every = (prove.result[f"{name}_seconds"] for name in FIRST_AND_ALL)
+    assert 0 < first < every
     assert not list(prove.temporary.iterdir())
 
 

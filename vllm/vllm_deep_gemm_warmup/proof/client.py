@@ -24,12 +24,13 @@ class Endpoint:
 class Outcome:
     """What became of a workload of ``asked`` requests in ``seconds`` of wall time.
 
-    ``right`` were answered as asked, each line of ``wrong`` names one that was not;
-    the rest was not sent.
+    The first step took ``first_seconds`` of them. ``right`` were answered as asked,
+    each line of ``wrong`` names one that was not; the rest was not sent.
     """
 
     asked: int
     right: int
+    first_seconds: float
     seconds: float
     wrong: tuple[str, ...]
 
@@ -88,6 +89,7 @@ async def _send_all(
     started = time.monotonic()
     wrong: list[str] = []
     right = 0
+    first_seconds = 0.0
     # No limit on connections: a batch is in flight as a whole.
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=timeout),
@@ -101,6 +103,7 @@ async def _send_all(
                 *(_send(session, endpoint, request) for request in step),
                 return_exceptions=True,
             )
+            first_seconds = first_seconds or time.monotonic() - started
             broken = False
             for request, result in zip(step, results, strict=True):
                 if isinstance(result, (aiohttp.ClientError, TimeoutError)):
@@ -117,7 +120,8 @@ async def _send_all(
             if broken:
                 break
     asked = sum(map(len, steps))
-    return Outcome(asked, right, time.monotonic() - started, tuple(wrong))
+    seconds = time.monotonic() - started
+    return Outcome(asked, right, first_seconds, seconds, tuple(wrong))
 
 
 def send(

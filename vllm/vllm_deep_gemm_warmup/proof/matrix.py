@@ -64,7 +64,8 @@ def _key(facts: Mapping[str, Any], commit: str) -> str:
 def _line(row: Mapping[str, Any]) -> str:
     facts = row["settings"]
     side = "stock" if facts["stock"] else "overlay"
-    head = [facts["model"], facts["device"], facts["mode"], facts["runner"]]
+    model = " ".join([facts["model"], *facts["extra"]])
+    head = [model, facts["device"], facts["mode"], facts["runner"]]
     head += [facts["kernel"], side]
     if "error" in row:
         rest = [row["error"].splitlines()[0], *[""] * 7]
@@ -108,6 +109,7 @@ def _folders(root: Path, names: Sequence[str]) -> list[Path]:
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="vllm-deep-gemm prove --matrix",
+        usage="vllm-deep-gemm prove --matrix FOLDER [options] [-- vllm serve options]",
         description="Prove every model folder in FOLDER on H100 and H20, eager and "
         "with graphs, with both kernel choices. Rows are kept in a JSON lines file; "
         "a run that is in it with the same commit is not repeated.",
@@ -130,7 +132,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the matrix; return 0 when every cell of it was proved."""
-    options = _parser().parse_args(argv)
+    given = list(argv)
+    at = given.index("--") if "--" in given else len(given)
+    options = _parser().parse_args(given[:at])
     folders = _folders(options.folder, options.only)
     if not folders:
         print(f"matrix ({options.folder}): no folder with config.json", file=sys.stderr)
@@ -141,6 +145,7 @@ def main(argv: Sequence[str]) -> int:
         nvcc=options.nvcc,
         limit=options.limit,
         other_caches=options.other_caches,
+        extra=tuple(given[at + 1 :]),
     )
     wanted = [
         cell

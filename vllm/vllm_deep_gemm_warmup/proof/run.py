@@ -41,6 +41,7 @@ class Result:
 
     Kernels: ``*_found`` lay in a kept cache, ``*_before`` were built until ``/health``
     first answered 200, ``*_after`` names those that came later. Seconds are wall time.
+    ``first_request_seconds`` of them went by until the first request was answered.
     ``layers`` is None where no report was written (stock writes none);
     ``warm_when_ready`` says that it was there when ``/health`` first answered 200.
     """
@@ -63,6 +64,7 @@ class Result:
     right: int
     wrong: tuple[str, ...]
     ready_seconds: float
+    first_request_seconds: float
     request_seconds: float
 
     @property
@@ -250,6 +252,7 @@ def _result(
         right=outcome.right,
         wrong=outcome.wrong,
         ready_seconds=round(ready_seconds, 1),
+        first_request_seconds=round(outcome.first_seconds, 3),
         request_seconds=round(outcome.seconds, 1),
     )
 
@@ -313,7 +316,8 @@ def table(result: Result) -> str:
         ),
         "requests": f"{result.right} of {result.asked} answered as asked",
         "seconds": f"{result.ready_seconds} to ready, "
-        f"{result.request_seconds} of requests",
+        f"{result.first_request_seconds:.1f} of the first request, "
+        f"{result.request_seconds} of all",
     }
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
