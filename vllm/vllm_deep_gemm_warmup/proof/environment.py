@@ -12,9 +12,9 @@ from vllm_deep_gemm_warmup.proof.settings import REAL, Settings, UsageError
 class Caches:
     """The folders one server may write to; ``scratch`` goes when the server does.
 
-    ``kernels`` and ``other`` belong to one side (stock or ours) and one kind of nvcc:
-    vLLM's compile cache looks at source text, and FlashInfer's names do not name the
-    compiler. ``flashinfer`` holds what is the same for all.
+    ``kernels`` belongs to one side (stock or ours) and one kind of nvcc, which the names
+    of FlashInfer's kernels do not tell. ``other`` belongs to one side: vLLM's compile
+    cache looks at source text. ``flashinfer`` holds what is the same for all.
     """
 
     kernels: Path
@@ -40,12 +40,11 @@ class Caches:
 
 def caches(settings: Settings, scratch: Path) -> Caches:
     """Return a run's cache folders, in ``scratch`` unless they are to be kept."""
-    name = f"{settings.side}-{settings.nvcc}-nvcc"
     kept = (settings.keep_cache or scratch / "cache").resolve()
     other = (settings.other_caches or kept).resolve()
     return Caches(
-        kernels=kept / name,
-        other=other / name,
+        kernels=kept / f"{settings.side}-{settings.nvcc}-nvcc",
+        other=other / settings.side,
         flashinfer=other / "flashinfer",
         scratch=scratch,
     )
