@@ -21,6 +21,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     ScaleLayout,
 )
 from vllm.utils import deep_gemm as deep_gemm_utils
+from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
 
 def spec_of(case: dict[str, Any]) -> GemmSpec:
@@ -40,7 +41,7 @@ def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
     if case["sms"] is not None:
         deep_gemm_utils.set_num_sms(case["sms"])
     target = read_target(device)
-    backend = Backend(device, target)
+    backend = Backend(device, target, read_kernel_caches())
     spec = spec_of(case)
     first, second = (
         backend.run(spec, None, every_row=every_row, listener=lambda spec, call: None)

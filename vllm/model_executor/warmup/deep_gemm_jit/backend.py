@@ -2,13 +2,14 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from vllm.utils import deep_gemm as deep_gemm_utils
+from vllm_deep_gemm_warmup.kernel_caches import KernelCache
 
-from .cache import CacheWatch, cache_folders
+from .cache import CacheWatch
 from .calls import Call
 from .entry_points import STRATEGIES, Shape, Strategy
 from .provider import Weights
@@ -27,13 +28,22 @@ def read_target(device: torch.device) -> Target:
 
 
 class Backend:
-    """Builds specs on one device by calling DeepGEMM as serving does."""
+    """Builds specs on one device by calling DeepGEMM as serving does.
 
-    def __init__(self, device: torch.device, target: Target) -> None:
+    Args:
+        device: The CUDA device in use.
+        target: What it is.
+        caches: Where the kernels appear.
+
+    """
+
+    def __init__(
+        self, device: torch.device, target: Target, caches: Iterable[KernelCache]
+    ) -> None:
         self._device = device
         self._target = target
         self._overlaps: dict[EntryPoint, bool] = {}
-        self._caches = [CacheWatch(folder) for folder in cache_folders()]
+        self._caches = [CacheWatch(cache) for cache in caches]
 
     def run(
         self,
