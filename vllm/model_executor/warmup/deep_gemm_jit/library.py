@@ -77,4 +77,4 @@ def _why_not(name: str, import_module: Callable[[str], ModuleType]) -> str:
 
 def _toolchain_problem() -> str | None:
     found = toolchain.describe_current()
-    return str(found) if isinstance(found, toolchain.Rejected) else None
+    return str(found) if isinstance(found, toolchain.Unusable) else None
