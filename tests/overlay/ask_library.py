@@ -34,10 +34,10 @@ def run(case: dict[str, str]) -> dict[str, str]:
         os.environ.pop(name, None)
     os.environ.update(case)
     if "CHOOSE" in case:
-        os.environ.update(toolchain.environment(toolchain.read_facts()))
+        os.environ.update(toolchain.variables(toolchain.read_facts()))
     found = toolchain.describe_current()
-    rejected = isinstance(found, toolchain.Rejected)
-    result = {"foreseen": str(found if rejected else found.nvcc)}
+    unusable = isinstance(found, toolchain.Unusable)
+    result = {"foreseen": str(found if unusable else found.nvcc)}
     try:
         build_one_kernel()
     except RuntimeError as error:

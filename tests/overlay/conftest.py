@@ -122,7 +122,8 @@ def small_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for base in (source / "vllm/vllm_deep_gemm_warmup/bases").glob("v*.py"):
         base.unlink()
     (source / "vllm/vllm_deep_gemm_warmup/bases/v0_33_0.py").write_text(
-        f"from . import Base\nBASE = Base('0.33.0', {digests!r}, {{}}, {{}}, 32)\n"
+        "from . import Base\n"
+        f"BASE = Base('0.33.0', {digests!r}, {{}}, {{}}, 32, lambda *facts: True)\n"
     )
     return source
 

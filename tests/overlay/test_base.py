@@ -8,6 +8,7 @@ import importlib.metadata
 import itertools
 import re
 from pathlib import Path
+from types import CodeType, SimpleNamespace
 
 import pytest
 from vllm_deep_gemm_warmup import overlay, toolchain
@@ -168,3 +169,63 @@ def test_the_recorded_row_count_is_the_wrapper_s(
         and isinstance(node.comparators[0], ast.Constant)
     }
     assert limits == {base.wrapper_first_row}
+
+
+@pytest.mark.parametrize("family", [80, 90, 100, 110, 120])
+@pytest.mark.parametrize("scales", ["UE8M0", "FLOAT32", "FLOAT32_CEIL_UE8M0"])
+def test_the_recorded_layout_of_experts_is_theirs(
+    base: Base, installed_base: Path, family: int, scales: str
+) -> None:
+    """The base's own condition, cut out of its source and asked about everything."""
+    moe = installed_base / "model_executor/layers/fused_moe"
+    condition = assigned(
+        moe / "experts/deep_gemm_moe.py", "DeepGemmExperts", "use_psum_layout"
+    )
+    activations = enumerated(moe / "activation.py", "MoEActivation")
+    assert "SILU" in activations
+    packed = {
+        "DeepGemmQuantScaleFMT": SimpleNamespace(
+            UE8M0="UE8M0", from_oracle=lambda: scales
+        )
+    }
+    for activation in activations:
+        facts = {
+            "self": SimpleNamespace(mxfp8=False),
+            "current_platform": SimpleNamespace(
+                is_device_capability_family=lambda asked: asked == family
+            ),
+            "MoEActivation": SimpleNamespace(**{name: name for name in activations}),
+            "activation": activation,
+            **packed,
+        }
+        expected = eval(condition, facts)
+        found = base.experts_use_prefix_sum(activation, family, scales == "UE8M0")
+        assert (activation, found) == (activation, expected)
+
+
+def class_body(path: Path, name: str) -> ast.ClassDef:
+    return next(
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+
+
+def assigned(path: Path, class_name: str, variable: str) -> CodeType:
+    """The one expression that a class assigns to a variable, ready for `eval`."""
+    (expression,) = (
+        node.value
+        for node in ast.walk(class_body(path, class_name))
+        if isinstance(node, ast.Assign)
+        and [ast.unparse(target) for target in node.targets] == [variable]
+    )
+    return compile(ast.Expression(expression), str(path), "eval")
+
+
+def enumerated(path: Path, class_name: str) -> list[str]:
+    """The names of an enumeration's members."""
+    return [
+        node.targets[0].id
+        for node in class_body(path, class_name).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    ]

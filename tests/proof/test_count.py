@@ -36,28 +36,11 @@ def test_an_entry_is_named_by_kernel_and_arguments(tmp_path: Path) -> None:
     assert str(found) == expected
 
 
-def test_an_unfinished_entry_is_not_counted(tmp_path: Path) -> None:
-    (entry(tmp_path, "a.1") / ".committed").unlink()
-    (tmp_path / "tmp" / "b.2").mkdir(parents=True)
-
-    assert count.deep_gemm_entries(tmp_path) == frozenset()
-
-
 def test_an_entry_without_readable_source_keeps_its_folder_name(tmp_path: Path) -> None:
     entry(tmp_path, "a.1", source=None)
     entry(tmp_path, "b.2", source="nothing of the kind")
 
     assert {str(e) for e in count.deep_gemm_entries(tmp_path)} == {"a.1", "b.2"}
-
-
-def test_flashinfer_kernels_are_folders_with_a_cubin(tmp_path: Path) -> None:
-    name = "gemm_swapAB_6144_4096_64_16_128_1_8_1_Normal"
-    done = tmp_path / "cache" / name
-    done.mkdir(parents=True)
-    (done / "nvcc_kernel.cubin").touch()
-    (tmp_path / "cache" / "gemm_1_Normal").mkdir()
-
-    assert count.flashinfer_entries(tmp_path) == {name}
 
 
 def test_missing_folders_hold_nothing(tmp_path: Path) -> None:

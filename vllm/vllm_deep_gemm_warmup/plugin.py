@@ -51,7 +51,7 @@ def register() -> None:
     check_settings(os.environ)
     if os.environ.get("VLLM_USE_DEEP_GEMM") == "0":
         return
-    os.environ.update(toolchain.environment(toolchain.read_facts()))
+    os.environ.update(toolchain.variables(toolchain.read_facts()))
     place_flashinfer_cache(os.environ)
     # What it found is said where a block-FP8 layer asks for it, and only there:
     # a model without one gets no line from us.

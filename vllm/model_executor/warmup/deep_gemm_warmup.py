@@ -22,6 +22,7 @@ from vllm.distributed.parallel_state import (
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.tracing import instrument
+from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 from vllm_deep_gemm_warmup.settings import Settings, read_settings
 
 from .deep_gemm_jit.calls import Call
@@ -128,7 +129,7 @@ def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ..
 
     device = torch.device("cuda", torch.cuda.current_device())
     target = read_target(device)
-    backend = Backend(device, target)
+    backend = Backend(device, target, read_kernel_caches())
     progress = _Progress(len(plan.weights))
     results = []
     for spec, weights in plan.weights.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -19,6 +19,9 @@ class Base:
         facts: what the release pins or carries -> version.
         wrapper_first_row: least number of rows that the FlashInfer/DeepGEMM
             wrapper sends to DeepGEMM.
+        experts_use_prefix_sum: (name of the MoEActivation, device capability
+            family, whether DeepGEMM packs scales as UE8M0) -> whether block-FP8
+            experts give the grouped GEMM DeepGEMM's psum layout.
 
     """
 
@@ -27,6 +30,7 @@ class Base:
     wheel_sha256: Mapping[str, str]
     facts: Mapping[str, str]
     wrapper_first_row: int
+    experts_use_prefix_sum: Callable[[str, int, bool], bool]
 
 
 def known_bases() -> tuple[Base, ...]:

@@ -4,11 +4,18 @@ Digests: computed from the files in the wheel named below. Its RECORD gives the
 same values in base64. Versions: `Requires-Dist` of the wheel, `__version__` of
 `vllm/third_party/deep_gemm`, and `Requires-Dist` of torch 2.14.0 for CUDA.
 The wrapper's row count: `scaled_mm/flashinfer.py` compares `input.shape[0]` with it.
+The experts' layout: `fused_moe/experts/deep_gemm_moe.py`, `DeepGemmExperts.apply`.
 """
 
 from . import Base
 
 _LINEAR = "model_executor/kernels/linear/scaled_mm"
+
+
+def _experts_use_prefix_sum(activation: str, family: int, packs_scales: bool) -> bool:
+    fused = activation in ("SILU", "SWIGLUOAI_UNINTERLEAVE")
+    return fused and (family == 90 or (family == 100 and packs_scales))
+
 
 BASE = Base(
     version="0.33.0",
@@ -36,4 +43,5 @@ BASE = Base(
         "cuda-toolkit": "13.0.3.0",
     },
     wrapper_first_row=32,
+    experts_use_prefix_sum=_experts_use_prefix_sum,
 )

@@ -1,9 +1,11 @@
-"""Counts compiled kernels: DeepGEMM's cache entries and FlashInfer's own."""
+"""Decides how a compiled kernel is named where the proof counts it."""
 
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from vllm_deep_gemm_warmup import kernel_caches
 
 _TEMPLATE = re.compile(r"&\s*(?:\w+::)*(\w+)\s*<([^;]*?)>\s*\)?\s*;", re.DOTALL)
 
@@ -50,22 +52,16 @@ def _entry(folder: Path) -> Entry:
 
 
 def deep_gemm_entries(cache_dir: Path) -> frozenset[Entry]:
-    """Return the committed entries of the ``DG_JIT_CACHE_DIR`` folder ``cache_dir``."""
-    return frozenset(
-        _entry(marker.parent) for marker in cache_dir.glob("cache/*/.committed")
-    )
-
-
-def flashinfer_entries(cache_dir: Path) -> frozenset[str]:
-    """Return the kernels in the ``TRTLLM_DG_CACHE_DIR`` folder ``cache_dir``."""
-    return frozenset(
-        cubin.parent.name for cubin in cache_dir.glob("cache/*/nvcc_kernel.cubin")
-    )
+    """Return the entries of the ``DG_JIT_CACHE_DIR`` folder ``cache_dir``."""
+    cache = kernel_caches.deep_gemm(cache_dir)
+    return frozenset(_entry(cache.folder / name) for name in cache.entries())
 
 
 def snapshot(deep_gemm: Path, flashinfer: Path) -> Snapshot:
     """Return what both cache folders hold now; a missing folder holds nothing."""
-    return Snapshot(deep_gemm_entries(deep_gemm), flashinfer_entries(flashinfer))
+    return Snapshot(
+        deep_gemm_entries(deep_gemm), kernel_caches.flashinfer(flashinfer).entries()
+    )
 
 
 def compilers(cache_dir: Path) -> tuple[str, ...]:
@@ -74,7 +70,11 @@ def compilers(cache_dir: Path) -> tuple[str, ...]:
     Links are followed: pip's compiler is reached through a folder of them.
     """
     found: dict[str, None] = {}
-    for meta in sorted(cache_dir.glob("cache/*/meta.json")):
+    cache = kernel_caches.deep_gemm(cache_dir)
+    for name in sorted(cache.entries()):
+        meta = cache.folder / name / "meta.json"
+        if not meta.is_file():
+            continue
         recorded = json.loads(meta.read_text()).get("compiler_info", {})
         if "path" not in recorded:
             continue

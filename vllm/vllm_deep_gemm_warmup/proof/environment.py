@@ -106,7 +106,7 @@ def server_environment(
     if settings.stock or settings.nvcc == "fake":
         from vllm_deep_gemm_warmup import toolchain
 
-        environ |= toolchain.environment(toolchain.read_facts(environ))
+        environ |= toolchain.variables(toolchain.read_facts(environ))
     if settings.nvcc == "fake":
         program = str(fake_nvcc.install(where.scratch / "fake"))
         environ |= {

@@ -12,41 +12,27 @@ import sys
 from typing import Any
 
 import torch
+from specs import grouped_spec, linear_spec  # type: ignore[import-not-found]
 from vllm.model_executor.warmup.deep_gemm_jit.backend import Backend, read_target
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
-    EntryPoint,
     ExpertRouting,
     GemmSpec,
     RowRange,
     ScaleLayout,
-    TensorLayout,
 )
 from vllm.utils import deep_gemm as deep_gemm_utils
+from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
 
-def spec_of(case: dict[str, Any], last: int) -> GemmSpec:
-    n, k, groups = case["n"], case["k"], case.get("groups", 1)
-    rows, columns = -(-n // 128), k // 128
-    scale = TensorLayout((rows, columns), (columns, 1), "float32")
-    routing = None
-    entry_point = EntryPoint.FP8_GEMM_NT
-    if groups > 1:
-        entry_point = EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS
-        scale = TensorLayout(
-            (groups, rows, columns), (rows * columns, columns, 1), "float32"
-        )
-        routing = ExpertRouting(case["top_k"], prefix_sum=True)
-    return GemmSpec(
-        entry_point=entry_point,
-        n=n,
-        k=k,
-        groups=groups,
-        rows=RowRange(case["first"], last),
-        weight_scale=scale,
-        activation_scale=ScaleLayout(case["layout"]),
-        ue8m0_cast=True,
-        routing=routing,
-    )
+def spec_of(case: dict[str, Any]) -> GemmSpec:
+    fields = {
+        "rows": RowRange(case["first"], case["limit"]),
+        "activation_scale": ScaleLayout(case["layout"]),
+    }
+    if "groups" not in case:
+        return linear_spec(case["n"], case["k"], **fields)
+    routing = ExpertRouting(case["top_k"], prefix_sum=True)
+    return grouped_spec(case["n"], case["k"], case["groups"], routing=routing, **fields)
 
 
 def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
@@ -55,8 +41,8 @@ def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
     if case["sms"] is not None:
         deep_gemm_utils.set_num_sms(case["sms"])
     target = read_target(device)
-    backend = Backend(device, target)
-    spec = spec_of(case, case["limit"])
+    backend = Backend(device, target, read_kernel_caches())
+    spec = spec_of(case)
     first, second = (
         backend.run(spec, None, every_row=every_row, listener=lambda spec, call: None)
         for every_row in (sweep_first, not sweep_first)

@@ -2,28 +2,36 @@
 
 import pathlib
 
-from vllm.model_executor.warmup.deep_gemm_jit.cache import CacheWatch, cache_folders
+from vllm.model_executor.warmup.deep_gemm_jit.cache import CacheWatch
+from vllm_deep_gemm_warmup import kernel_caches
 
 
-def test_both_libraries_have_their_folder() -> None:
-    given = {"DG_JIT_CACHE_DIR": "/x", "TRTLLM_DG_CACHE_DIR": "/y", "HOME": "/z"}
-    assert cache_folders(given) == [pathlib.Path("/x/cache"), pathlib.Path("/y/cache")]
-    assert cache_folders({"HOME": "/z"}) == [pathlib.Path("/z/.tensorrt_llm/cache")]
-    assert cache_folders({}) == []
+def make_entry(root: pathlib.Path, name: str) -> None:
+    folder = root / "cache" / name
+    folder.mkdir(parents=True)
+    (folder / ".committed").touch()
 
 
 def test_each_entry_is_new_once(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "old.0").mkdir()
-    watch = CacheWatch(tmp_path)
+    make_entry(tmp_path, "old.0")
+    watch = CacheWatch(kernel_caches.deep_gemm(tmp_path))
     assert watch.new_entries() == ()
     for index in range(50):
-        (tmp_path / f"kernel.{index}").mkdir()
+        make_entry(tmp_path, f"kernel.{index}")
         assert watch.new_entries() == (f"kernel.{index}",)
         assert watch.new_entries() == ()
 
 
 def test_a_folder_that_appears_later(tmp_path: pathlib.Path) -> None:
-    watch = CacheWatch(tmp_path / "cache")
+    watch = CacheWatch(kernel_caches.deep_gemm(tmp_path))
     assert watch.new_entries() == ()
-    (tmp_path / "cache" / "kernel.0").mkdir(parents=True)
+    make_entry(tmp_path, "kernel.0")
     assert watch.new_entries() == ("kernel.0",)
+
+
+def test_a_compile_of_flashinfer_that_failed_is_no_kernel(
+    tmp_path: pathlib.Path,
+) -> None:
+    watch = CacheWatch(kernel_caches.flashinfer(tmp_path))
+    (tmp_path / "cache" / "gemm_1_Normal").mkdir(parents=True)
+    assert watch.new_entries() == ()

@@ -1,7 +1,5 @@
 """Operands have serving's shapes and strides, in memory that does not grow."""
 
-import dataclasses
-
 import pytest
 import torch
 from vllm.model_executor.warmup.deep_gemm_jit.operands import (
@@ -12,23 +10,13 @@ from vllm.model_executor.warmup.deep_gemm_jit.operands import (
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
     ExpertRouting,
-    GemmSpec,
-    RowRange,
     ScaleLayout,
-    TensorLayout,
 )
 
+from .specs import grouped_spec, linear_spec
+
 CPU = torch.device("cpu")
-SPEC = GemmSpec(
-    entry_point=EntryPoint.FP8_GEMM_NT,
-    n=576,
-    k=512,
-    groups=1,
-    rows=RowRange(1, 100),
-    weight_scale=TensorLayout((5, 4), (4, 1), "float32"),
-    activation_scale=ScaleLayout.COLUMN_MAJOR,
-    ue8m0_cast=True,
-)
+SPEC = linear_spec(576, 512)
 
 
 def held_bytes(operands: Operands) -> int:
@@ -62,7 +50,7 @@ def test_shapes_are_serving_s(overlapping: bool, rows: int) -> None:
 def test_the_scale_has_the_layout_of_the_spec(
     layout: ScaleLayout, shape: tuple[int, int], stride: tuple[int, int]
 ) -> None:
-    spec = dataclasses.replace(SPEC, activation_scale=layout)
+    spec = linear_spec(576, 512, activation_scale=layout)
     _, scale = allocate(spec, 100, None, CPU, overlapping=True).a(33)
     assert (tuple(scale.shape), scale.stride()) == (shape, stride)
     assert scale.dtype == (
@@ -73,12 +61,7 @@ def test_the_scale_has_the_layout_of_the_spec(
 
 def test_a_vocabulary_costs_megabytes_and_not_gigabytes() -> None:
     """Stock's output for this head is 8 GiB."""
-    head = dataclasses.replace(
-        SPEC,
-        n=262144,
-        k=5376,
-        weight_scale=TensorLayout((2048, 42), (42, 1), "float32"),
-    )
+    head = linear_spec(262144, 5376)
     assert 16384 * dense_bytes(head) > 8 << 30
     operands = allocate(head, 16384, None, CPU, overlapping=True)
     assert held_bytes(operands) < 4 << 20
@@ -114,13 +97,7 @@ def test_weights_on_another_device_are_replaced() -> None:
 
 @pytest.mark.parametrize(("prefix_sum", "entries"), [(True, 16), (False, 256)])
 def test_a_grouped_gemm_gets_its_layout(prefix_sum: bool, entries: int) -> None:
-    grouped = dataclasses.replace(
-        SPEC,
-        entry_point=EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
-        groups=16,
-        weight_scale=TensorLayout((16, 5, 4), (20, 4, 1), "float32"),
-        routing=ExpertRouting(top_k=8, prefix_sum=prefix_sum),
-    )
+    grouped = grouped_spec(576, 512, routing=ExpertRouting(8, prefix_sum))
     operands = allocate(grouped, 256, None, CPU, overlapping=True)
     assert operands.weight.shape == (16, 576, 512)
     assert operands.grouped_layout is not None
@@ -129,8 +106,9 @@ def test_a_grouped_gemm_gets_its_layout(prefix_sum: bool, entries: int) -> None:
 
 
 def test_flashinfer_gets_bfloat16_and_no_scale() -> None:
-    spec = dataclasses.replace(
-        SPEC,
+    spec = linear_spec(
+        576,
+        512,
         entry_point=EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM,
         activation_scale=ScaleLayout.NONE,
     )

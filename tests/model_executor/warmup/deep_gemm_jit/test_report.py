@@ -15,25 +15,11 @@ from vllm.model_executor.warmup.deep_gemm_jit.report import (
     SpecResult,
     write_json,
 )
-from vllm.model_executor.warmup.deep_gemm_jit.spec import (
-    EntryPoint,
-    GemmSpec,
-    RowRange,
-    ScaleLayout,
-    Target,
-    TensorLayout,
-)
+from vllm.model_executor.warmup.deep_gemm_jit.spec import GemmSpec, Target
 
-SPEC = GemmSpec(
-    entry_point=EntryPoint.FP8_GEMM_NT,
-    n=576,
-    k=7168,
-    groups=1,
-    rows=RowRange(32, 8192),
-    weight_scale=TensorLayout((5, 56), (56, 1), "float32"),
-    activation_scale=ScaleLayout.COLUMN_MAJOR,
-    ue8m0_cast=True,
-)
+from .specs import linear_spec
+
+SPEC = linear_spec(576, 7168)
 
 
 def report(*outcomes: Outcome, calls: tuple[Call, ...] = ()) -> Report:

@@ -14,22 +14,10 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     TensorLayout,
 )
 
-LINEAR = GemmSpec(
-    entry_point=EntryPoint.FP8_GEMM_NT,
-    n=576,
-    k=7168,
-    groups=1,
-    rows=RowRange(32, 8192),
-    weight_scale=TensorLayout((5, 56), (56, 1), "float32"),
-    activation_scale=ScaleLayout.COLUMN_MAJOR,
-    ue8m0_cast=True,
-)
-GROUPED = dataclasses.replace(
-    LINEAR,
-    entry_point=EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
-    groups=16,
-    routing=ExpertRouting(top_k=8, prefix_sum=True),
-)
+from .specs import grouped_spec, linear_spec
+
+LINEAR = linear_spec(576, 7168)
+GROUPED = grouped_spec(576, 7168)
 ANOTHER_VALUE: dict[str, Any] = {
     "entry_point": EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
     "n": 640,

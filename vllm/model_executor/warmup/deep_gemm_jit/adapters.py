@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm_deep_gemm_warmup.overlay import base_in_use
 
+from .library import packs_scales
 from .provider import Rejected
 from .spec import (
     EntryPoint,
@@ -119,24 +121,13 @@ class GroupedExperts:
         # writes that of w2's input column by column.
         if self._which is ExpertWeight.W13:
             return ScaleLayout.ROW_MAJOR
-        return ScaleLayout.PACKED_UE8M0 if _packs_scales() else ScaleLayout.COLUMN_MAJOR
+        return ScaleLayout.PACKED_UE8M0 if packs_scales() else ScaleLayout.COLUMN_MAJOR
 
 
-def _packs_scales() -> bool:
-    from vllm.utils.deep_gemm import DeepGemmQuantScaleFMT
-
-    return DeepGemmQuantScaleFMT.from_oracle() is DeepGemmQuantScaleFMT.UE8M0
-
-
-def _uses_prefix_sum(activation: Any) -> bool:
-    """The condition under which DeepGemmExperts.apply passes the psum layout."""
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+def _uses_prefix_sum(activation: enum.Enum) -> bool:
     from vllm.platforms import current_platform
 
-    return activation in (
-        MoEActivation.SILU,
-        MoEActivation.SWIGLUOAI_UNINTERLEAVE,
-    ) and (
-        current_platform.is_device_capability_family(90)
-        or (current_platform.is_device_capability_family(100) and _packs_scales())
+    capability = current_platform.get_device_capability()
+    return base_in_use().experts_use_prefix_sum(
+        activation.name, 10 * capability.major, packs_scales()
     )

@@ -1,42 +1,12 @@
-"""Decides what in DeepGEMM's cache folder counts as a kernel, and as a new one."""
+"""Decides which kernels of a cache are new."""
 
-import os
-import pathlib
 import time
-from collections.abc import Mapping
+
+from vllm_deep_gemm_warmup.kernel_caches import KernelCache
 
 # File systems stamp a folder with a clock that ticks every few milliseconds: an
 # entry can appear without a new stamp just after the folder was read.
 _STAMP_TICK_NS = 50_000_000
-
-
-def cache_folders(environ: Mapping[str, str] = os.environ) -> list[pathlib.Path]:
-    """Return the folders that kernels appear in, one entry each.
-
-    DeepGEMM 2.8.1 puts them into ``$DG_JIT_CACHE_DIR/cache``; vLLM sets the
-    variable before it imports the library. FlashInfer's DeepGEMM does the same
-    with ``$TRTLLM_DG_CACHE_DIR`` or a folder in the home directory (its
-    compiler.cuh, 0.7.2).
-    """
-    roots = []
-    if given := environ.get("DG_JIT_CACHE_DIR"):
-        roots.append(pathlib.Path(given))
-    if given := environ.get("TRTLLM_DG_CACHE_DIR"):
-        roots.append(pathlib.Path(given))
-    elif home := environ.get("HOME"):
-        roots.append(pathlib.Path(home) / ".tensorrt_llm")
-    return [root / "cache" for root in roots]
-
-
-def entries(folder: pathlib.Path) -> frozenset[str]:
-    """Return the names, ``<kernel>.<hash>``, of the entries in ``folder``.
-
-    An entry is built elsewhere and renamed into the folder when it is whole.
-    """
-    try:
-        return frozenset(entry.name for entry in folder.iterdir())
-    except FileNotFoundError:
-        return frozenset()
 
 
 class CacheWatch:
@@ -45,24 +15,27 @@ class CacheWatch:
     Entries of other processes that share the folder are among them.
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
-        self._folder = folder
+    def __init__(self, cache: KernelCache) -> None:
+        self._cache = cache
         self._stamp = 0
-        self._known = entries(folder)
+        self._known = cache.entries()
 
     def new_entries(self) -> tuple[str, ...]:
-        """Return the names of the entries that are new, sorted."""
+        """Return the names of the entries that are new, sorted.
+
+        Looks only where the folder has changed: this is asked after every call.
+        """
         stamp = self._read_stamp()
         if stamp == self._stamp:
             return ()
-        now = entries(self._folder)
-        new, self._known = now - self._known, now
+        new = self._cache.entries(self._known)
+        self._known |= new
         settled = time.time_ns() - stamp > _STAMP_TICK_NS
         self._stamp = stamp if settled else 0
         return tuple(sorted(new))
 
     def _read_stamp(self) -> int:
         try:
-            return self._folder.stat().st_mtime_ns
+            return self._cache.folder.stat().st_mtime_ns
         except FileNotFoundError:
             return 0

@@ -1,4 +1,4 @@
-"""Decides whether the DeepGEMM library and its compiler can work at all."""
+"""Decides whether the DeepGEMM library and its compiler can work, and with what."""
 
 import functools
 import importlib
@@ -19,6 +19,13 @@ def library_problem() -> str | None:
     builds nothing.
     """
     return _import_problem() or _toolchain_problem()
+
+
+def packs_scales() -> bool:
+    """Whether DeepGEMM takes four UE8M0 scales in an int32 on this GPU (Blackwell)."""
+    from vllm.utils.deep_gemm import DeepGemmQuantScaleFMT
+
+    return DeepGemmQuantScaleFMT.from_oracle() is DeepGemmQuantScaleFMT.UE8M0
 
 
 @functools.cache
@@ -70,4 +77,4 @@ def _why_not(name: str, import_module: Callable[[str], ModuleType]) -> str:
 
 def _toolchain_problem() -> str | None:
     found = toolchain.describe_current()
-    return str(found) if isinstance(found, toolchain.Rejected) else None
+    return str(found) if isinstance(found, toolchain.Unusable) else None

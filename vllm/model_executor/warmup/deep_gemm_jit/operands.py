@@ -46,6 +46,11 @@ class Operands:
     grouped_layout: torch.Tensor | None
     overlapping: bool
 
+    @property
+    def b(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """B and its block scale."""
+        return self.weight, self.weight_scale
+
     def a(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return A (rows, K) and its scale (rows, K / 128) as serving lays it out."""
         k = self.spec.k

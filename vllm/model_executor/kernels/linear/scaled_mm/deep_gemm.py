@@ -21,7 +21,10 @@ from vllm.model_executor.layers.quantization.utils.fp8_utils import (
 )
 from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
 from vllm.model_executor.utils import replace_parameter
-from vllm.model_executor.warmup.deep_gemm_jit.library import library_problem
+from vllm.model_executor.warmup.deep_gemm_jit.library import (
+    library_problem,
+    packs_scales,
+)
 from vllm.model_executor.warmup.deep_gemm_jit.provider import (
     PROVIDER_ATTRIBUTE,
     Rejected,
@@ -36,7 +39,6 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
 from vllm.platforms import current_platform
 from vllm.utils import deep_gemm as deep_gemm_utils
 from vllm.utils.deep_gemm import (
-    DeepGemmQuantScaleFMT,
     is_deep_gemm_e8m0_used,
     is_deep_gemm_supported,
     should_auto_disable_deep_gemm,
@@ -239,7 +241,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         ]
 
     def _activation_scale_layouts(self) -> list[ScaleLayout]:
-        if _packs_scales():
+        if packs_scales():
             return [ScaleLayout.PACKED_UE8M0]
         # The wrapper quantizes by itself and does not ask for TMA alignment.
         if self.dispatcher is not None or not self.quant_fp8.tma_aligned_scales:
@@ -260,11 +262,6 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         output = A.new_empty((A.shape[0], B.shape[0]), dtype=self.config.out_dtype)
         torch.ops.vllm.fp8_gemm_nt_op(A, As, B, Bs, output, self.use_deep_gemm_e8m0)
         return output
-
-
-def _packs_scales() -> bool:
-    """Whether this GPU takes four UE8M0 scales in an int32 (Blackwell)."""
-    return DeepGemmQuantScaleFMT.from_oracle() is DeepGemmQuantScaleFMT.UE8M0
 
 
 def fp8_gemm_nt(
@@ -288,7 +285,7 @@ def fp8_gemm_nt(
 
     """
     for name, (values, scale) in (("activation", a), ("weight", b)):
-        if scale.dtype == torch.int32 and not _packs_scales():
+        if scale.dtype == torch.int32 and not packs_scales():
             raise ValueError(
                 f"{name} scale (int32 {tuple(scale.shape)} of {tuple(values.shape)}): "
                 "packed UE8M0 scales are Blackwell's, this GPU takes float32 (rows, "

@@ -1,0 +1,42 @@
+"""Specs for tests: they name what matters to them, the rest is a real layer's."""
+
+from typing import Any
+
+from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    EntryPoint,
+    ExpertRouting,
+    GemmSpec,
+    RowRange,
+    ScaleLayout,
+    TensorLayout,
+)
+
+
+def linear_spec(n: int = 576, k: int = 7168, **fields: Any) -> GemmSpec:
+    """A plain GEMM's spec under the dynamic wrapper; ``fields`` are any others."""
+    rows, columns = -(-n // 128), k // 128
+    given: dict[str, Any] = {
+        "entry_point": EntryPoint.FP8_GEMM_NT,
+        "groups": 1,
+        "rows": RowRange(32, 8192),
+        "weight_scale": TensorLayout((rows, columns), (columns, 1), "float32"),
+        "activation_scale": ScaleLayout.COLUMN_MAJOR,
+        "ue8m0_cast": True,
+    }
+    return GemmSpec(n=n, k=k, **given | fields)
+
+
+def grouped_spec(
+    n: int = 576, k: int = 7168, groups: int = 16, **fields: Any
+) -> GemmSpec:
+    """A grouped contiguous GEMM's spec; ``fields`` are any others."""
+    rows, columns = -(-n // 128), k // 128
+    given: dict[str, Any] = {
+        "entry_point": EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
+        "groups": groups,
+        "weight_scale": TensorLayout(
+            (groups, rows, columns), (rows * columns, columns, 1), "float32"
+        ),
+        "routing": ExpertRouting(top_k=8, prefix_sum=True),
+    }
+    return linear_spec(n, k, **given | fields)

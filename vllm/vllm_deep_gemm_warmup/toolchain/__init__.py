@@ -1,0 +1,25 @@
+"""Which CUDA compiler DeepGEMM will use here, and whether it can compile.
+
+`facts` are read once and handed on; `lookup` follows DeepGEMM to its compiler and
+`check` asks that one; where nobody chose one, `choice` prefers pip's, by `links`.
+Nothing here imports torch or vLLM, and nothing happens at import.
+"""
+
+from .check import describe, describe_current
+from .choice import choose, variables
+from .facts import Facts, read_facts
+from .lookup import operator_choice
+from .verdict import PINS, Toolchain, Unusable
+
+__all__ = [
+    "PINS",
+    "Facts",
+    "Toolchain",
+    "Unusable",
+    "choose",
+    "describe",
+    "describe_current",
+    "operator_choice",
+    "read_facts",
+    "variables",
+]
