@@ -12,9 +12,9 @@ from vllm_deep_gemm_warmup.proof.settings import REAL, Settings, UsageError
 class Caches:
     """The folders one server may write to; ``scratch`` goes when the server does.
 
-    ``kernels`` belongs to one side (stock or ours) and one kind of nvcc, which the names
-    of FlashInfer's kernels do not tell. ``other`` belongs to one side: vLLM's compile
-    cache looks at source text. ``flashinfer`` holds what is the same for all.
+    ``kernels`` belongs to one side (stock or ours) and one kind of nvcc, which the
+    names of FlashInfer's kernels do not tell. ``other`` belongs to one side: vLLM's
+    compile cache looks at source text. ``flashinfer`` holds what is the same for all.
     """
 
     kernels: Path
