@@ -73,7 +73,15 @@ def test_runs_on_file_are_not_repeated(
     assert table[2].split(" | ")[:9] == [
         "| two", "h100", "eager", "v2", "deep_gemm", "overlay", "8", "40", after,
     ]  # fmt: skip
-    assert len(table) == 2 + 4
+    assert len(table) == 2 + 4 + 1 + 2 + 1
+    cell = "failed" if late else "40 / 0"
+    assert table[-1] == (
+        f"| two | deep_gemm | v2 | overlay |{f' {cell} |' * 4} {run.commit()} |"
+    )
+    assert table[-3] == (
+        "| model | kernel | runner | side | h100 eager | h20 eager | h100 graphs "
+        "| h20 graphs | commit |"
+    )
 
 
 def test_what_stands_after_two_dashes_goes_to_every_server(
@@ -88,7 +96,7 @@ def test_what_stands_after_two_dashes_goes_to_every_server(
 
     table = capsys.readouterr().out.splitlines()
     assert table[2].startswith("| two --moe-backend deep_gemm | h100 |")
-    assert len(table) == 2 + 4
+    assert table[-1].startswith("| two --moe-backend deep_gemm | deep_gemm | v2 |")
 
 
 def test_a_folder_without_models_is_refused(

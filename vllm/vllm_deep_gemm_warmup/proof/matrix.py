@@ -90,6 +90,34 @@ def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(head + [_line(row) for row in rows])
 
 
+def _cell(row: Mapping[str, Any]) -> str:
+    """Return kernels before and after ready; FlashInfer's own behind a plus sign."""
+    if "error" in row or run.from_row(row).problems:
+        return "failed"
+    before, after = row["deep_gemm_before"], len(row["deep_gemm_after"])
+    own, late = row["flashinfer_before"], len(row["flashinfer_after"])
+    return f"{before}+{own} / {after}+{late}" if own or late else f"{before} / {after}"
+
+
+def overview(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return one line a model and kernel choice, one column a device and mode."""
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        facts = row["settings"]
+        model = " ".join([facts["model"], *facts["extra"]])
+        side = "stock" if facts["stock"] else "overlay"
+        line = (model, facts["kernel"], facts["runner"], side, row["commit"])
+        column = f"{facts['device']} {facts['mode']}"
+        lines.setdefault(line, {})[column] = _cell(row)
+    columns = list(dict.fromkeys(name for cells in lines.values() for name in cells))
+    head = ["model", "kernel", "runner", "side", *columns, "commit"]
+    table = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for (*names, commit), found in lines.items():
+        texts = [*names, *(found.get(name, "") for name in columns), commit]
+        table.append("| " + " | ".join(texts) + " |")
+    return "\n".join(table)
+
+
 def _run(settings: Settings, commit: str) -> tuple[dict[str, Any], bool]:
     try:
         result = run.prove(settings, os.environ)
@@ -172,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
             good = not run.from_row(row).problems
         proved = proved and good
         rows.append(row)
-    print(markdown(rows))
+    print(markdown(rows), overview(rows), sep="\n\n")
     return 0 if proved else 1
 
 
