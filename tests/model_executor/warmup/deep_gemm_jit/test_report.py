@@ -6,6 +6,7 @@ import pathlib
 from vllm.model_executor.warmup.deep_gemm_jit.calls import Call
 from vllm.model_executor.warmup.deep_gemm_jit.plan import (
     Outcome,
+    Plan,
     Registered,
     Skipped,
     Unregistered,
@@ -24,7 +25,7 @@ SPEC = linear_spec(576, 7168)
 
 def report(*outcomes: Outcome, calls: tuple[Call, ...] = ()) -> Report:
     results = (SpecResult(SPEC, ("layers.0.qkv",), calls),) if calls else ()
-    return Report(outcomes, results, 8192, "relax", Target(9, 0, 132), 1.25)
+    return Report(Plan(outcomes, {}), results, 8192, "relax", Target(9, 0, 132), 1.25)
 
 
 REGISTERED = Registered("layers.0.qkv", (SPEC,))
