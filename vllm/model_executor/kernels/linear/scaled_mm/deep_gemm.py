@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """The DeepGEMM linear kernel: runs block-FP8 GEMMs and says which ones.
 
 Why: the warmup must not guess which layers run on DeepGEMM; the kernel knows.
