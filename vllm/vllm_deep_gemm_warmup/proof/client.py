@@ -1,4 +1,4 @@
-"""Sends the workload to a server over HTTP and says which answers were not right."""
+"""Decides which of a server's answers are right; sends it the workload over HTTP."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Answers:
     """What became of a workload of ``asked`` requests in ``seconds`` of wall time.
 
     ``right`` were answered as asked, each line of ``wrong`` names one that was not;
@@ -84,7 +84,7 @@ async def _send(
 
 async def _send_all(
     endpoint: Endpoint, steps: Sequence[Sequence[Request]], timeout: float
-) -> Outcome:
+) -> Answers:
     started = time.monotonic()
     wrong: list[str] = []
     right = 0
@@ -117,12 +117,12 @@ async def _send_all(
             if broken:
                 break
     asked = sum(map(len, steps))
-    return Outcome(asked, right, time.monotonic() - started, tuple(wrong))
+    return Answers(asked, right, time.monotonic() - started, tuple(wrong))
 
 
 def send(
     endpoint: Endpoint, steps: Sequence[Sequence[Request]], timeout: float
-) -> Outcome:
+) -> Answers:
     """Send the requests of each step at the same time, one step after the other.
 
     ``timeout`` is in seconds, per request. Sending ends at the first step in which a

@@ -1,4 +1,4 @@
-"""What one proof is about: the command line of `vllm-deep-gemm prove` as a value."""
+"""Decides what one proof is about: the command line of `prove` as a value."""
 
 import argparse
 import json

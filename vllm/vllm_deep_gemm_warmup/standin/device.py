@@ -1,4 +1,4 @@
-"""The devices that the stand-in poses as."""
+"""Decides what the stand-in says of itself: the devices that it poses as."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -32,6 +32,7 @@ class Device:
 
     @property
     def capability(self) -> tuple[int, int]:
+        """Major and minor."""
         return self.major, self.minor
 
     def encode(self, devices: int) -> str:

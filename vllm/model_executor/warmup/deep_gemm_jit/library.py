@@ -1,4 +1,4 @@
-"""Decides whether the DeepGEMM library and its compiler can work, and with what."""
+"""Decides whether the DeepGEMM library can work here, and which scales it takes."""
 
 import functools
 import importlib
