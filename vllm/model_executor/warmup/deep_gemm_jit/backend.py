@@ -8,7 +8,7 @@ import torch
 from vllm.utils import deep_gemm as deep_gemm_utils
 
 from .cache import CacheWatch, cache_folders
-from .calls import Call
+from .calls import Call, describe_failure
 from .operands import Operands, allocate, dense_bytes
 from .provider import Weights
 from .rows import rows_to_run
@@ -124,7 +124,7 @@ class Backend:
             operands = self._allocate(spec, shapes, weights)
         # Engine start: whatever keeps this spec from being built, the others go on.
         except Exception as error:
-            calls.append(Call(spec.rows.first, 0.0, (), _describe(error)))
+            calls.append(Call(spec.rows.first, 0.0, (), describe_failure(error)))
             listener(spec, calls[-1])
             return calls
         for shape in shapes:
@@ -179,13 +179,14 @@ class Backend:
     ) -> bool:
         """Find out once for each entry point, by its first spec's smallest call.
 
-        A driver could refuse a tensor map whose rows lie over each other. A call
-        that fails in both forms has another reason, and memory is saved.
+        A driver could refuse a tensor map whose rows lie over each other. One row
+        lies over no other, so it tells nothing and costs nothing. A call that fails
+        in both forms has another reason, and memory is saved.
         """
-        if not _takes_strides(spec):
+        first = next((shape for shape in shapes if shape.rows > 1), None)
+        if first is None or not _takes_strides(spec):
             return False
         if spec.entry_point not in self._overlaps:
-            first = shapes[0]
             overlapping, dense = (
                 allocate(spec, first.rows, weights, self._device, overlapping=form)
                 for form in (True, False)
@@ -212,12 +213,8 @@ def _try(operands: Operands, shape: Shape) -> str | None:
     # Engine start: DeepGEMM raises RuntimeError, FlashInfer's build also OSError
     # and what its tools raise.
     except Exception as error:
-        return _describe(error)
+        return describe_failure(error)
     return None
-
-
-def _describe(error: Exception) -> str:
-    return str(error).strip() or type(error).__name__
 
 
 def _takes_strides(spec: GemmSpec) -> bool:
