@@ -2,9 +2,10 @@
 
     start.py [--bf16] [--ranks R] N...
 
-``--bf16`` adds a plain linear layer and a plain layer of experts. ``--ranks`` forks that
-many ranks of one tensor-parallel group, as vLLM starts its workers, on a machine where
-no CUDA toolkit is to be found; each constructs the layers and ends.
+``--bf16`` adds a plain linear layer and a plain layer of experts, and warms up without
+asking first whether DeepGEMM is supported. ``--ranks`` forks that many ranks of one
+tensor-parallel group, as vLLM starts its workers, on a machine where no CUDA toolkit is
+to be found; each constructs the layers and ends.
 
 Prints JSON: the kernel that each layer got, which are stamped, what of the library was
 imported before and by the warmup, what was logged as a warning and by the warmup, and
@@ -33,6 +34,7 @@ from real_layers import (  # type: ignore[import-not-found]
     make_bf16_layers,
     make_linear,
     one_rank,
+    quantization_config,
 )
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
@@ -84,8 +86,8 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
         ]
         plain = make_bf16_layers(config, device) if options.bf16 else []
         before, said = library_modules(), len(log.records)
-        # As kernel_warmup does.
-        if deep_gemm_utils.is_deep_gemm_supported():
+        # As kernel_warmup does; its question imports the library.
+        if options.bf16 or deep_gemm_utils.is_deep_gemm_supported():
             deep_gemm_warmup(torch.nn.ModuleList([*layers, *plain]), LIMIT)
         return {
             "imported": sorted({*library_modules()} - {*before}),
@@ -113,6 +115,7 @@ def start_ranks(folder: pathlib.Path, options: argparse.Namespace) -> None:
         toolchain.read_facts, search_path=(), fallback=folder / "no" / "cuda"
     )
     load_general_plugins()
+    quantization_config(FP8)  # what it imports, the ranks need not
     children = []
     for rank in range(options.ranks):
         sys.stdout.flush()

@@ -95,6 +95,17 @@ def test_a_library_that_cannot_be_imported_is_named_and_not_used(
     assert str(tmp_path / "site" / "deep_gemm.py") in line
 
 
+def test_a_library_that_finds_no_toolkit_is_named_and_not_used(
+    environ: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    """G20: an older package asserts a CUDA home while it is imported."""
+    external = library(tmp_path, "assert False, 'no CUDA home'\n", environ)
+    result = start({**environ, **external}, 256)
+    assert result["stamped"] == [False]
+    (line,) = [line for line in result["warnings"] if "is not used" in line]
+    assert "deep_gemm: AssertionError: no CUDA home" in line
+
+
 def test_a_kernel_that_does_not_build_is_named_and_the_rest_go_on(
     environ: dict[str, str], tmp_path: pathlib.Path
 ) -> None:
@@ -180,14 +191,13 @@ def test_a_model_without_fp8_layers_never_meets_the_library(
     environ: dict[str, str], tmp_path: pathlib.Path
 ) -> None:
     """G15: plain linear and expert layers, and a library that cannot be imported."""
-    tried = tmp_path / "tried"
     external = library(
         tmp_path,
-        f"open({str(tried)!r}, 'a').write('x')\nraise ImportError('undefined symbol')\n",
+        "import logging\nlogging.getLogger('vllm').warning('DeepGEMM was imported')\n"
+        "raise ImportError('undefined symbol')\n",
         environ,
     )
     result = start({**environ, **external}, "--bf16")
-    assert result["said"] == []
+    assert result["said"] == result["warnings"] == []
     assert result["imported"] == []
     assert not result["library"]
-    assert not tried.exists()
