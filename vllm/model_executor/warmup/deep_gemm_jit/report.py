@@ -36,6 +36,13 @@ class SpecResult:
         return tuple(call for call in self.calls if call.failure is not None)
 
     @property
+    def extent(self) -> str:
+        """How much of it failed."""
+        if len(self.failures) == len(self.calls):
+            return f"not warmed, all of {len(self.calls)} calls failed"
+        return f"{len(self.failures)} of {len(self.calls)} calls failed"
+
+    @property
     def seconds(self) -> float:
         """Wall time of its calls, the compiles among them."""
         return sum(call.seconds for call in self.calls)
@@ -78,8 +85,8 @@ class Report:
     def problems(self) -> list[str]:
         """Return one line for each failed spec and each kind of unheard layer."""
         lines = [
-            f"DeepGEMM warmup ({result.spec}): {len(result.failures)} of "
-            f"{len(result.calls)} calls failed, first at M={result.failures[0].rows}: "
+            f"DeepGEMM warmup ({result.spec}): {result.extent}, first at "
+            f"M={result.failures[0].rows}: "
             f"{_one_line(result.failures[0].failure)}; a request of that size will "
             "compile, or fail, in its turn"
             for result in self.results
