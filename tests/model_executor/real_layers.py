@@ -39,6 +39,13 @@ COMPRESSED_TENSORS: dict[str, Any] = {
     },
     "ignore": [],
 }
+INC = {
+    "quant_method": "inc",
+    "bits": 8,
+    "data_type": "fp",
+    "group_size": [128, 128],
+    "sym": True,
+}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
 
 _HF_CONFIG = {
@@ -56,11 +63,13 @@ _HF_CONFIG = {
 
 
 @contextlib.contextmanager
-def one_rank(folder: pathlib.Path) -> Iterator[Any]:
-    """Yield a VllmConfig, and be the one rank of its engine meanwhile.
+def one_rank(folder: pathlib.Path, rank: int = 0, ranks: int = 1) -> Iterator[Any]:
+    """Yield a VllmConfig, and be one rank of its engine meanwhile.
 
     Args:
-        folder: Empty; a config.json and a rendezvous file go there.
+        folder: A model's folder and a rendezvous file go there.
+        rank: Which one.
+        ranks: How many there are in the tensor-parallel group.
 
     """
     from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
@@ -70,21 +79,23 @@ def one_rank(folder: pathlib.Path) -> Iterator[Any]:
         initialize_model_parallel,
     )
 
-    (folder / "config.json").write_text(json.dumps(_HF_CONFIG))
+    model = folder / f"rank{rank}"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(_HF_CONFIG))
     config = VllmConfig(
         model_config=ModelConfig(
-            model=str(folder), skip_tokenizer_init=True, dtype="bfloat16"
+            model=str(model), skip_tokenizer_init=True, dtype="bfloat16"
         )
     )
     with set_current_vllm_config(config):
         init_distributed_environment(
-            world_size=1,
-            rank=0,
-            local_rank=0,
+            world_size=ranks,
+            rank=rank,
+            local_rank=rank,
             backend="gloo",
             distributed_init_method=f"file://{folder / 'rendezvous'}",
         )
-        initialize_model_parallel()
+        initialize_model_parallel(ranks)
         yield config
     cleanup_dist_env_and_memory()
 
@@ -110,6 +121,20 @@ def make_linear(
             prefix=prefix,
         )
     return layer
+
+
+def make_bf16_layers(config: Any, device: torch.device) -> list[torch.nn.Module]:
+    """Make and load a linear layer and a layer of experts without quantization."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.fused_moe import FusedMoEFactory
+    from vllm.model_executor.layers.linear import ReplicatedLinear
+
+    with engine(config, device), set_current_vllm_config(config):
+        layers = [
+            ReplicatedLinear(2048, 2048, bias=False, prefix="layers.0.proj"),
+            FusedMoEFactory(4, 2, 256, 128, prefix="layers.0.experts"),
+        ]
+        return [load(layer) for layer in layers]
 
 
 @contextlib.contextmanager

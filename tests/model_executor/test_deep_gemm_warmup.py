@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from .real_layers import (
     COMPRESSED_TENSORS,
     FP8,
+    INC,
     MODELOPT,
     engine,
     load,
@@ -269,23 +271,10 @@ def test_the_quantization_config_can_switch_deep_gemm_off(
     assert isinstance(outcome, Skipped)
 
 
-def test_a_method_that_wraps_another_is_searched(
-    linear: MakeLinear, plain: None
-) -> None:
-    """As INC's scheme wraps Fp8LinearMethod; INC itself is not loaded here."""
-    layer = linear(256, 128, FP8)
-    inner = layer.quant_method
-
-    class Wrapper:
-        __module__ = "vllm.model_executor.layers.quantization.inc.inc"
-
-        def __init__(self) -> None:
-            self.linear_method = inner
-
-        def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-            self.linear_method.process_weights_after_loading(layer)
-
-    layer.quant_method = Wrapper()
+def test_an_inc_layer_registers(linear: MakeLinear, plain: None) -> None:
+    """Its linear method lies three steps deep: scheme, linear_method, fp8_linear."""
+    layer = linear(256, 128, INC)
+    assert type(layer.quant_method).__name__ == "INCLinearMethod"
     (bypassed,) = plan_of(proj=layer).outcomes
     assert isinstance(bypassed, Unregistered)
     (outcome,) = plan_of(proj=load(layer)).outcomes
@@ -429,6 +418,21 @@ def test_a_bypassed_wrapper_is_named(linear: MakeLinear) -> None:
     (outcome,) = plan_of(bypassed=linear(256, 128, FP8)).outcomes
     assert isinstance(outcome, Unregistered)
     assert "FlashInferFp8DeepGEMMDynamicBlockScaledKernel" in outcome.reason
+
+
+def test_weights_that_a_cache_daemon_converted_are_named(
+    linear: MakeLinear, plain: None, vllm_config: Any, device: torch.device
+) -> None:
+    """`--load-format ipc_cache` runs vLLM's hook, which then leaves ours out."""
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+    from vllm.model_executor.utils import weights_already_processed
+
+    model = model_of(proj=linear(256, 128, FP8))
+    with weights_already_processed():
+        process_weights_after_loading(model, vllm_config.model_config, device)
+    (outcome,) = make_plan(model, LIMIT).outcomes
+    assert isinstance(outcome, Unregistered)
+    assert "DeepGemmFp8BlockScaledMMKernel was chosen" in outcome.reason
 
 
 def test_a_provider_that_raises_is_one_row_and_the_rest_goes_on(
@@ -625,6 +629,66 @@ def test_a_warmup_that_breaks_does_not_end_the_start(
     assert "no device; the engine starts" in caplog_vllm.text
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_STRICT", "1")
     with pytest.raises(RuntimeError, match="no device"):
+        deep_gemm_warmup(model, LIMIT)
+
+
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_a_driver_that_refuses_rows_over_each_other_gets_the_same_kernels(
+    linear: MakeLinear,
+    plain: None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused_first: bool,
+) -> None:
+    """Either form builds all that the other one needs, and gives its memory back."""
+    model = model_of(proj=load(linear(832 if refused_first else 960, 640, FP8)))
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info()
+    built = []
+    for refused in (refused_first, not refused_first):
+        monkeypatch.setenv("STANDIN_GPU_REFUSE_OVERLAP", str(int(refused)))
+        report = run(model, 8192, tmp_path, monkeypatch)
+        assert report["kernels"]["failed"] == 0
+        built.append(report["kernels"]["built"])
+        if refused:
+            assert torch.cuda.mem_get_info() == before
+    assert built[0] > 0
+    assert built[1] == 0
+
+
+def test_dense_rows_that_do_not_fit_are_named_with_their_size(
+    linear: MakeLinear,
+    plain: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog_vllm: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("STANDIN_GPU_REFUSE_OVERLAP", "1")
+    layer = load(linear(256 << 10, 128, FP8))
+    deep_gemm_warmup(model_of(lm_head=layer), 512 << 10)
+    lines = [line for line in caplog_vllm.messages if "calls failed" in line]
+    assert lines
+    assert all("N=262144 K=128" in line and "not warmed" not in line for line in lines)
+    assert all(len(line) < 2000 for line in lines)
+    assert all(re.search(r"needs \d{5} MiB, more than half", line) for line in lines)
+
+
+def test_a_list_of_plugins_without_ours_costs_the_toolchain_and_no_kernel(
+    linear: MakeLinear,
+    plain: None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.plugins import load_plugins_by_group
+
+    loaded = load_plugins_by_group("vllm.general_plugins")
+    assert "deep_gemm_warmup" in loaded
+    monkeypatch.setenv("VLLM_PLUGINS", "another")
+    assert load_plugins_by_group("vllm.general_plugins") == {}
+    model = model_of(proj=load(linear(1088, 640, FP8)))
+    report = run(model, LIMIT, tmp_path, monkeypatch)
+    assert report["kernels"]["built"] > 0
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP", "Relax")
+    with pytest.raises(ValueError, match="VLLM_DEEP_GEMM_WARMUP"):
         deep_gemm_warmup(model, LIMIT)
 
 

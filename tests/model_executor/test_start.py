@@ -8,23 +8,38 @@ import sys
 from typing import Any
 
 import pytest
+from vllm_deep_gemm_warmup.standin import environment as standin_environment
 
 START = pathlib.Path(__file__).with_name("start.py")
 PLAIN = {"VLLM_DISABLED_KERNELS": "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"}
 
 
-def start(environ: dict[str, str], *sizes: int) -> dict[str, Any]:
-    """Run one start with a layer of each size N; K is 256."""
+def run(environ: dict[str, str], *arguments: object) -> str:
+    """Run start.py and return all its output, what it prints at the end last."""
     done = subprocess.run(
-        [sys.executable, str(START), *map(str, sizes)],
+        [sys.executable, str(START), *map(str, arguments)],
         env=environ,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return done.stderr + done.stdout
+
+
+def start(environ: dict[str, str], *arguments: object) -> dict[str, Any]:
+    """Run one start with a layer of each size N; K is 256."""
+    result: dict[str, Any] = json.loads(run(environ, *arguments).splitlines()[-1])
     return result
+
+
+def library(folder: pathlib.Path, text: str, environ: dict[str, str]) -> dict[str, str]:
+    """Environment with an external ``deep_gemm``, which vLLM prefers to its own."""
+    module = folder / "site" / "deep_gemm.py"
+    module.parent.mkdir()
+    module.write_text(text)
+    path = os.pathsep.join([str(module.parent), environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": path}
 
 
 def compiler(folder: pathlib.Path, line: str) -> dict[str, str]:
@@ -72,21 +87,33 @@ def test_a_library_that_cannot_be_imported_is_named_and_not_used(
     environ: dict[str, str], tmp_path: pathlib.Path
 ) -> None:
     """G15, G22: an external package without the symbol, which vLLM prefers."""
-    external = tmp_path / "site" / "deep_gemm.py"
-    external.parent.mkdir()
-    external.write_text("def get_num_sms(): return 132\n")
-    path = os.pathsep.join([str(external.parent), environ.get("PYTHONPATH", "")])
-    result = start({**environ, "PYTHONPATH": path}, 256)
+    external = library(tmp_path, "def get_num_sms(): return 132\n", environ)
+    result = start({**environ, **external}, 256)
     assert result["stamped"] == [False]
     (line,) = [line for line in result["warnings"] if "is not used" in line]
     assert "lacks fp8_gemm_nt" in line
-    assert str(external) in line
+    assert str(tmp_path / "site" / "deep_gemm.py") in line
+
+
+def test_a_library_that_finds_no_toolkit_is_named_and_not_used(
+    environ: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    """G20: an older package asserts a CUDA home while it is imported."""
+    external = library(tmp_path, "assert False, 'no CUDA home'\n", environ)
+    result = start({**environ, **external}, 256)
+    assert result["stamped"] == [False]
+    (line,) = [line for line in result["warnings"] if "is not used" in line]
+    assert "deep_gemm: AssertionError: no CUDA home" in line
 
 
 def test_a_kernel_that_does_not_build_is_named_and_the_rest_go_on(
     environ: dict[str, str], tmp_path: pathlib.Path
 ) -> None:
-    """G26, G18: the compiler fails on N=320 only."""
+    """G26: the compiler fails on N=320 only.
+
+    DeepGEMM 2.8.1 has no NVRTC: its switch is not read, and nvcc is what fails. It
+    leaves no log behind; what the compiler said is in the line.
+    """
     calls = tmp_path / "calls"
     works = f"{environ['CUDA_HOME']}/bin/nvcc"
     failing = compiler(
@@ -96,18 +123,81 @@ def test_a_kernel_that_does_not_build_is_named_and_the_rest_go_on(
         '{ echo "error: no such luck" >&2; exit 1; };; esac; done\n'
         f'exec {works} "$@"',
     )
-    result = start({**environ, **failing}, 256, 320, 512)
+    nvrtc = {"DG_JIT_USE_NVRTC": "1"}
+    result = start({**environ, **failing, **nvrtc}, 256, 320, 512)
     assert result["stamped"] == [True, True, True]
     lines = [line for line in result["warnings"] if "calls failed" in line]
     assert len(lines) >= 1
     assert all("N=320 K=256" in line for line in lines)
     assert all("no such luck" in line for line in lines), lines
+    assert all(f"{failing['CUDA_HOME']}/bin/nvcc " in line for line in lines)
+    assert all(len(line) < 2000 for line in lines)
     assert not any("N=256" in line or "N=512" in line for line in lines)
     # What the profiling run meets: our message ends the start.
     works, fails, works_too = result["forward"]
     assert (works, works_too) == ("", "")
     assert "DeepGEMM GEMM (fp8_gemm_nt N=320 K=256, M=64)" in fails
     assert "no such luck" in fails
+    assert f"{failing['CUDA_HOME']}/bin/nvcc " in fails
+    assert "C++ trace" not in fails
     assert "check the CUDA compiler" in fails
     # The positive control of what a switched-off start must not do.
     assert result["library"]
+
+
+def test_an_architecture_that_the_library_does_not_know_is_not_warmed(
+    environ: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    """G18: compute capability 12.0, and a library that raises for it."""
+    external = library(
+        tmp_path,
+        "from vllm.third_party.deep_gemm import *\n"
+        "def fp8_gemm_nt(*operands, **options):\n"
+        "    raise RuntimeError('Assertion error: Unknown recipe')\n",
+        environ,
+    )
+    posed = standin_environment(
+        "rtx-pro-6000", base_env={**environ, **external}, over_real_driver=True
+    )
+    result = start(posed, 256)
+    assert result["stamped"] == [True]
+    (line,) = result["warnings"]
+    assert "fp8_gemm_nt N=256 K=256" in line
+    assert "not warmed, all of 3 calls failed" in line
+    assert "Assertion error: Unknown recipe" in line
+
+
+def test_eight_ranks_without_a_toolkit_say_so_once(environ: dict[str, str]) -> None:
+    """G20."""
+    bare = {
+        name: value
+        for name, value in environ.items()
+        if name not in ("CUDA_HOME", "CUDA_PATH", "DG_JIT_NVCC_COMPILER")
+    }
+    folders = environ["PATH"].split(os.pathsep)
+    bare["PATH"] = os.pathsep.join(
+        folder for folder in folders if not pathlib.Path(folder, "nvcc").exists()
+    )
+    posed = standin_environment("h100", 8, base_env=bare, over_real_driver=True)
+    output = run(posed, "--ranks", 8, 256)
+    (line,) = [line for line in output.splitlines() if "CUDA toolkit" in line]
+    assert "DeepGEMM is not used" in line
+    assert "CUDA_HOME and CUDA_PATH are unset, no nvcc on PATH" in line
+    assert "set CUDA_HOME" in line
+    assert "Traceback" not in output
+
+
+def test_a_model_without_fp8_layers_never_meets_the_library(
+    environ: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    """G15: plain linear and expert layers, and a library that cannot be imported."""
+    external = library(
+        tmp_path,
+        "import logging\nlogging.getLogger('vllm').warning('DeepGEMM was imported')\n"
+        "raise ImportError('undefined symbol')\n",
+        environ,
+    )
+    result = start({**environ, **external}, "--bf16")
+    assert result["said"] == result["warnings"] == []
+    assert result["imported"] == []
+    assert not result["library"]

@@ -61,6 +61,18 @@ def test_a_cubin_holds_the_one_kernel_of_the_source(
 
 
 @pytest.mark.parametrize(
+    ("flag", "sm"), [("--gpu-architecture=sm_90a", 90), ("-arch=sm_120f", 120)]
+)
+def test_a_cubin_is_for_the_architecture_that_was_asked_for(
+    nvcc: Path, tmp_path: Path, flag: str, sm: int
+) -> None:
+    source, target = tmp_path / "kernel.cu", tmp_path / "kernel.cubin"
+    source.write_text("__global__ void k() {}")
+    assert run(nvcc, str(source), "--cubin", "-o", str(target), flag).returncode == 0
+    assert target.read_bytes()[49] == sm
+
+
+@pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["-c", "a.cu", "-o", "a.o"], "only --version, and --cubin"),

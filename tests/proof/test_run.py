@@ -291,7 +291,13 @@ def test_an_interrupt_leaves_no_process_port_or_folder(
         "FAKE_VLLM": json.dumps({"healthy": False, "child": str(note)}),
     }
     command = [sys.executable, "-m", run.__name__, *arguments(model)]
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command,
+        env=environ,
+        stderr=subprocess.PIPE,
+        # A shell starts what it runs in the background with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         while not (note.is_file() and note.read_text()):
             assert process.poll() is None
             time.sleep(0.05)

@@ -16,6 +16,7 @@ from vllm_deep_gemm_warmup.standin.device import (
         ("h100-pcie", 114, (9, 0)),
         ("h20", 78, (9, 0)),
         ("b200", 148, (10, 0)),
+        ("rtx-pro-6000", 188, (12, 0)),
         ("60", 60, (9, 0)),
     ],
 )
@@ -26,7 +27,9 @@ def test_pose(text: str, sms: int, capability: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("text", ["a100", "", "0", "161", "-1", "13.2", "h100 pcie"])
 def test_unknown_pose_names_the_known_ones(text: str) -> None:
-    with pytest.raises(ValueError, match="h100, h100-pcie, h200, h20, b200"):
+    with pytest.raises(
+        ValueError, match="h100, h100-pcie, h200, h20, b200, rtx-pro-6000"
+    ):
         parse_device(text)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vllm_deep_gemm_warmup.standin import parse_device
+from vllm_deep_gemm_warmup.standin.device import POSES, parse_device
 
 from .cubin import cubin
 
@@ -23,7 +23,7 @@ cuda.cudaSetDevice(0)
 """
 
 
-@pytest.mark.parametrize("name", ["h100", "h200", "h100-pcie", "h20", "b200", "60"])
+@pytest.mark.parametrize("name", [*POSES, "60"])
 def test_every_pose_answers_its_own_facts(
     name: str, standin: Callable[..., dict[str, str]], python: Callable[..., str]
 ) -> None:
@@ -50,7 +50,7 @@ print(json.dumps({
     assert found == {
         "capability": [device.major, device.minor],
         "sms": device.sms,
-        "optin": 232448,
+        "optin": 101376 if device.major == 12 else 232448,
         "l2": device.l2_bytes,
         "total": device.total_bytes,
         "nvml": [2, device.name, device.major, device.minor, device.board_bytes],
@@ -187,6 +187,25 @@ print(json.dumps([
     encode(box=(128, 64)), encode(size=(0, 64))]))
 """
     assert json.loads(python(PRELUDE + code, standin())) == [0, 1, 1, 1, 1, 1]
+
+
+def test_rows_over_each_other_are_refused_where_that_is_asked_for(
+    standin: Callable[..., dict[str, str]], python: Callable[..., str]
+) -> None:
+    code = """
+def encode(size, *strides):
+    u64, u32, rank = c.c_ulonglong, c.c_uint, len(size)
+    return cuda.cuTensorMapEncodeTiled(
+        (c.c_char * 128)(), 9, rank, c.c_void_p(4096), (u64 * rank)(*size),
+        (u64 * len(strides))(*strides), (u32 * rank)(*[8] * rank),
+        (u32 * rank)(*[1] * rank), 0, 3, 0, 0)
+print(json.dumps([encode((256, 64), 512), encode((256, 64), 496), encode((256, 1), 16),
+                  encode((256, 4, 2), 512, 2048), encode((256, 4, 2), 512, 2032)]))
+"""
+    plain = standin()
+    assert json.loads(python(PRELUDE + code, plain)) == [0] * 5
+    refusing = plain | {"STANDIN_GPU_REFUSE_OVERLAP": "1"}
+    assert json.loads(python(PRELUDE + code, refusing)) == [0, 1, 0, 0, 1]
 
 
 def test_visible_devices_are_honoured(

@@ -1,4 +1,4 @@
-"""The command `vllm-deep-gemm`: finds the verb, and nothing else.
+"""Decides which verb of `vllm-deep-gemm` runs, and nothing else.
 
 A verb's module is imported when the verb is used: `--help` needs no torch.
 """
@@ -38,6 +38,7 @@ VERBS = (
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """The parser of the verb alone."""
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description="DeepGEMM kernels built before the first request."
     )

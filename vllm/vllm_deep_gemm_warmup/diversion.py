@@ -1,4 +1,4 @@
-"""The base's own `deep_gemm_warmup.py`, under another name (as `dpkg-divert` does).
+"""Decides how the base's own `deep_gemm_warmup.py` is had (as `dpkg-divert` does).
 
 Only that file: its Blackwell MegaMoE warmup is not ours to rewrite. A diverted
 `deep_gemm.py` would register its torch op twice, and a diverted

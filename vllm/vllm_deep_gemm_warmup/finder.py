@@ -1,4 +1,4 @@
-"""Answers vLLM's imports with our files. Runs at every interpreter start.
+"""Decides which of vLLM's imports get our files. Runs at every interpreter start.
 
 Why: an overlay at import level reaches every process (API server, engine,
 workers, forked and spawned) with no flag. The one `.pth` line of the

@@ -1,4 +1,4 @@
-"""vLLM's plugin hook: the one place that touches the environment.
+"""Decides what a process of vLLM does first; the one place that sets its environment.
 
 `vllm.general_plugins` functions run in the API server, each engine and each
 worker, before a model exists. An exception here ends the process that raises

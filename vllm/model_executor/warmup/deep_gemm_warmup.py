@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """The engine's DeepGEMM warmup: collect, plan, build, report.
 
 Why: every kernel that a request will need has to be there before the first one;
@@ -27,7 +26,7 @@ from vllm_deep_gemm_warmup.settings import Settings, read_settings
 
 from .deep_gemm_jit.calls import Call
 from .deep_gemm_jit.plan import Plan, make_plan
-from .deep_gemm_jit.report import Report, SpecResult, layers_of, write_json
+from .deep_gemm_jit.report import Report, SpecResult, write_json
 from .deep_gemm_jit.spec import GemmSpec, Target
 
 logger = init_logger(__name__)
@@ -82,7 +81,7 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
         return []
     target, results = _build(plan, settings) if plan.weights else (None, ())
     report = Report(
-        outcomes=plan.outcomes,
+        plan=plan,
         results=results,
         max_tokens=max_tokens,
         mode="full" if settings.every_row else "relax",
@@ -137,7 +136,7 @@ def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ..
             spec, weights, every_row=settings.every_row, listener=progress.called
         )
         progress.specs += 1
-        results.append(SpecResult(spec, layers_of(plan, spec), tuple(calls)))
+        results.append(SpecResult(spec, plan.layers_of(spec), tuple(calls)))
     backend.finish()
     return target, tuple(results)
 

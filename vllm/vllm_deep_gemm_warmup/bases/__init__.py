@@ -1,4 +1,4 @@
-"""The bases that we know. Adding one is adding a file beside this one."""
+"""Decides what is known of a base. Adding one is adding a file beside this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends the workload to a server over HTTP and says which answers were not right."""
+"""Decides which of a server's answers are right; sends it the workload over HTTP."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Answers:
     """What became of a workload of ``asked`` requests in ``seconds`` of wall time.
 
     The first step took ``first_seconds`` of them. ``right`` were answered as asked,
@@ -85,7 +85,7 @@ async def _send(
 
 async def _send_all(
     endpoint: Endpoint, steps: Sequence[Sequence[Request]], timeout: float
-) -> Outcome:
+) -> Answers:
     started = time.monotonic()
     wrong: list[str] = []
     right = 0
@@ -121,12 +121,12 @@ async def _send_all(
                 break
     asked = sum(map(len, steps))
     seconds = time.monotonic() - started
-    return Outcome(asked, right, first_seconds, seconds, tuple(wrong))
+    return Answers(asked, right, first_seconds, seconds, tuple(wrong))
 
 
 def send(
     endpoint: Endpoint, steps: Sequence[Sequence[Request]], timeout: float
-) -> Outcome:
+) -> Answers:
     """Send the requests of each step at the same time, one step after the other.
 
     ``timeout`` is in seconds, per request. Sending ends at the first step in which a

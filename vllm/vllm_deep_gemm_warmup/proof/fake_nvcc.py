@@ -23,8 +23,9 @@ Build cuda_{RELEASE}.r{RELEASE}/declared_fake_0
 """
 _KERNEL = re.compile(r"&\s*(?:\w+::)*(\w+)\s*<")
 _PLAIN = re.compile(r"__global__\s+(?:\w+\s+)*?void\s+(?:__\w+__\([^)]*\)\s*)*(\w+)")
-# Header values that nvcc 13.0 writes for sm_90a.
-_OSABI, _ABI_VERSION, _MACHINE, _FLAGS = 0x41, 8, 190, 0x06005A04
+_ARCHITECTURE = re.compile(r"-arch(?:itecture)?=sm_(\d+)")
+# Header values that nvcc 13.0 writes; the second byte of the flags is the SM's number.
+_OSABI, _ABI_VERSION, _MACHINE, _FLAGS = 0x41, 8, 190, 0x06000004
 _ENTRY_POINT = 0x10  # st_other of a __global__ function
 _HEADER, _SECTION, _SYMBOL = 64, 64, 24
 
@@ -39,8 +40,14 @@ def kernel_name(source: str) -> str:
     return found[1] if found else "kernel"
 
 
-def cubin(name: str) -> bytes:
-    """Return an ELF64 cubin for sm_90a with the one kernel ``name`` of 128 bytes."""
+def architecture(arguments: Sequence[str]) -> int:
+    """Return the SM number that is compiled for; Hopper's where none is named."""
+    found = _ARCHITECTURE.search(" ".join(arguments))
+    return int(found[1]) if found else 90
+
+
+def cubin(name: str, sm: int = 90) -> bytes:
+    """Return an ELF64 cubin for ``sm`` with the one kernel ``name`` of 128 bytes."""
     code = bytes(128)
     names = b"\0.shstrtab\0.strtab\0.symtab\0.text." + name.encode() + b"\0"
     strings = b"\0" + name.encode() + b"\0"
@@ -69,7 +76,7 @@ def cubin(name: str) -> bytes:
     header = struct.pack(
         "<4sBBBBB7sHHIQQQIHHHHHH",
         b"\x7fELF", 2, 1, 1, _OSABI, _ABI_VERSION, b"",
-        2, _MACHINE, 1, 0, 0, len(blob), _FLAGS,
+        2, _MACHINE, 1, 0, 0, len(blob), _FLAGS | sm << 8,
         _HEADER, 0, 0, _SECTION, len(kinds) + 1, 1,
     )  # fmt: skip
     blob[: len(header)] = header
@@ -103,7 +110,8 @@ def main(arguments: Sequence[str]) -> int:
     if not source.is_file():
         sys.stderr.write(f"declared fake nvcc: no such file: {source}\n")
         return 1
-    Path(target).write_bytes(cubin(kernel_name(source.read_text())))
+    name = kernel_name(source.read_text())
+    Path(target).write_bytes(cubin(name, architecture(arguments)))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Runs every model folder in every mode and prints one table; resumable."""
+"""Decides which runs make up a matrix and which of them are done; prints a table."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The command `vllm-deep-gemm prove`: one server, all requests, kernels counted."""
+"""Decides what is proved: one server, all requests, kernels counted (`prove`)."""
 
 import importlib.metadata
 import json
@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from vllm_deep_gemm_warmup.proof import count, server, workload
-from vllm_deep_gemm_warmup.proof.client import Endpoint, Outcome, send
+from vllm_deep_gemm_warmup.proof.client import Answers, Endpoint, send
 from vllm_deep_gemm_warmup.proof.environment import (
     Caches,
     caches,
@@ -216,18 +216,18 @@ def _measure(
         built = len(before.deep_gemm - found.deep_gemm)
         print(f"ready after {up.seconds:.1f} s, {built} kernels built", flush=True)
         endpoint = Endpoint(up.base_url, settings.model.resolve().name, words)
-        outcome = send(endpoint, _steps(settings), settings.request_timeout)
-        if outcome.wrong:
+        answers = send(endpoint, _steps(settings), settings.request_timeout)
+        if answers.wrong:
             print(f"the server's log ends with\n{server.tail(log)}", file=sys.stderr)
     after = count.snapshot(where.deep_gemm, where.flashinfer_deep_gemm)
-    return _result(settings, where, (found, before, after), outcome, up.seconds, warm)
+    return _result(settings, where, (found, before, after), answers, up.seconds, warm)
 
 
 def _result(
     settings: Settings,
     where: Caches,
     kernels: tuple[count.Snapshot, count.Snapshot, count.Snapshot],
-    outcome: Outcome,
+    answers: Answers,
     ready_seconds: float,
     warm_when_ready: bool,
 ) -> Result:
@@ -248,12 +248,12 @@ def _result(
         flashinfer_found=len(found.flashinfer),
         flashinfer_before=len(before.flashinfer - found.flashinfer),
         flashinfer_after=tuple(sorted(after.flashinfer - before.flashinfer)),
-        asked=outcome.asked,
-        right=outcome.right,
-        wrong=outcome.wrong,
+        asked=answers.asked,
+        right=answers.right,
+        wrong=answers.wrong,
         ready_seconds=round(ready_seconds, 1),
-        first_request_seconds=round(outcome.first_seconds, 3),
-        request_seconds=round(outcome.seconds, 1),
+        first_request_seconds=round(answers.first_seconds, 3),
+        request_seconds=round(answers.seconds, 1),
     )
 
 

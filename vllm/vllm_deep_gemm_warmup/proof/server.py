@@ -1,4 +1,4 @@
-"""Starts a server in a process group of its own, waits until it is healthy, ends it."""
+"""Decides when a server is ready, and that nothing of it is left when it ends."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What one proof is about: the command line of `vllm-deep-gemm prove` as a value."""
+"""Decides what one proof is about: the command line of `prove` as a value."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-DEVICES = "h100, h200, h100-pcie, h20, b200, or a number of SMs"
+DEVICES = "h100, h200, h100-pcie, h20, b200, rtx-pro-6000, or a number of SMs"
 REAL = "real"
 
 

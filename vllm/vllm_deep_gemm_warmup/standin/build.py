@@ -1,4 +1,4 @@
-"""Builds the stand-in from its C source with ``cc``, once per content."""
+"""Decides when the stand-in is built: from its C source, once per content."""
 
 import hashlib
 import os
@@ -50,6 +50,7 @@ class Headers:
 
     @property
     def include_flags(self) -> list[str]:
+        """For the compiler."""
         return [f"-I{self.cuda}", f"-I{self.nccl}"]
 
 

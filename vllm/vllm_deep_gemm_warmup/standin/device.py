@@ -1,4 +1,4 @@
-"""The devices that the stand-in poses as."""
+"""Decides what the stand-in says of itself: the devices that it poses as."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -14,8 +14,8 @@ class Device:
 
     Memory is in bytes (``total_bytes`` as the CUDA runtime reports it, ``board_bytes``
     as NVML does), clocks in kHz, the bus in bits. Names, SM counts, clocks and cache
-    sizes are those the boards report; for H20 and B200 the runtime's total is NVML's
-    less what H200 holds back, since no report of it was at hand.
+    sizes are those the boards report; for H20, B200 and RTX PRO 6000 the runtime's
+    total is NVML's less what H200 holds back, since no report of it was at hand.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Device:
 
     @property
     def capability(self) -> tuple[int, int]:
+        """Major and minor."""
         return self.major, self.minor
 
     def encode(self, devices: int) -> str:
@@ -97,6 +98,19 @@ POSES: dict[str, Device] = {
         total_bytes=182_744 * MIB,
         board_bytes=183_359 * MIB,
         pci_device=0x290110DE,
+    ),
+    "rtx-pro-6000": Device(
+        name="NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        major=12,
+        minor=0,
+        sms=188,
+        clock_khz=2_430_000,
+        memory_clock_khz=12_481_000,
+        bus_bits=512,
+        l2_bytes=128 * MIB,
+        total_bytes=97_272 * MIB,
+        board_bytes=97_887 * MIB,
+        pci_device=0x2BB510DE,
     ),
 }
 

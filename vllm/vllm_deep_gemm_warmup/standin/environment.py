@@ -1,4 +1,4 @@
-"""The environment of a program that is to run on the stand-in."""
+"""Decides the environment of a program that is to run on the stand-in."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Writes the C text that CUDA's headers decide: every function they declare.
+"""Decides what a function answers that only CUDA's headers declare, and writes it.
 
 Functions are weak here, so the linker takes the one of a source file where there is
 one. The others answer "not supported" (CUDA) or succeed and do nothing (mathematics).

@@ -1,4 +1,4 @@
-"""``vllm-deep-gemm standin``: run a command on the stand-in device."""
+"""Decides how a command is started on the stand-in, and what is left of it: nothing."""
 
 import argparse
 import shutil

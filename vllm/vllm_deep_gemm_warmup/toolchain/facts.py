@@ -51,6 +51,7 @@ class Facts:
     patience: float = 60.0
 
     def get(self, name: str) -> str | None:
+        """The variable's value; None where it is unset or empty."""
         return dict(self.variables).get(name)
 
     def with_home(self, home: Path) -> Facts:

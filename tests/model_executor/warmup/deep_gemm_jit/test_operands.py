@@ -86,6 +86,14 @@ def test_freed_weights_are_replaced_from_the_spec_alone() -> None:
     assert operands.weight_scale.shape == (5, 4)
 
 
+@pytest.mark.parametrize(("overlapping", "stride"), [(True, 16), (False, 512)])
+def test_the_weight_s_substitute_has_the_form_that_is_asked_for(
+    overlapping: bool, stride: int
+) -> None:
+    operands = allocate(SPEC, 10, None, CPU, overlapping=overlapping)
+    assert (operands.weight.shape, operands.weight.stride(0)) == ((576, 512), stride)
+
+
 def test_weights_on_another_device_are_replaced() -> None:
     weights = (
         torch.empty(576, 512, dtype=torch.float8_e4m3fn, device="meta"),

@@ -3,9 +3,10 @@
 import json
 import pathlib
 
-from vllm.model_executor.warmup.deep_gemm_jit.calls import Call
+from vllm.model_executor.warmup.deep_gemm_jit.calls import Call, describe_failure
 from vllm.model_executor.warmup.deep_gemm_jit.plan import (
     Outcome,
+    Plan,
     Registered,
     Skipped,
     Unregistered,
@@ -24,7 +25,7 @@ SPEC = linear_spec(576, 7168)
 
 def report(*outcomes: Outcome, calls: tuple[Call, ...] = ()) -> Report:
     results = (SpecResult(SPEC, ("layers.0.qkv",), calls),) if calls else ()
-    return Report(outcomes, results, 8192, "relax", Target(9, 0, 132), 1.25)
+    return Report(Plan(outcomes, {}), results, 8192, "relax", Target(9, 0, 132), 1.25)
 
 
 REGISTERED = Registered("layers.0.qkv", (SPEC,))
@@ -53,6 +54,16 @@ def test_a_failed_kernel_is_named_with_spec_rows_and_reason() -> None:
     assert "fp8_gemm_nt N=576 K=7168" in line
     assert "M=192" in line
     assert "nvcc exited with 1 see log" in line
+    assert "1 of 2 calls failed" in line
+    (line,) = report(REGISTERED, calls=(failed,)).problems()
+    assert "not warmed, all of 1 calls failed" in line
+
+
+def test_a_reason_is_what_the_compiler_said_and_no_stack_frame() -> None:
+    said = "command failed with exit code 1:\nnvcc kernel.cu\nerror: no"
+    frames = "\nC++ trace (most recent call first):\n  #0 /lib/_C.so+0x1 f()"
+    assert describe_failure(RuntimeError(said + frames)) == said
+    assert describe_failure(MemoryError()) == "MemoryError"
 
 
 def test_layers_that_did_not_register_are_named_once_a_reason() -> None:

@@ -1,4 +1,4 @@
-"""Decides what modules run whose own file is not ours: mixture-of-experts layers.
+"""Decides what modules run that do not say it themselves: mixture-of-experts layers.
 
 Each adapter fills the provider's contract for code of the base that does not
 register itself yet, and goes when that code does.

@@ -10,7 +10,7 @@ from vllm.utils import deep_gemm as deep_gemm_utils
 from vllm_deep_gemm_warmup.kernel_caches import KernelCache
 
 from .cache import CacheWatch
-from .calls import Call
+from .calls import Call, describe_failure
 from .entry_points import STRATEGIES, Shape, Strategy
 from .provider import Weights
 from .spec import EntryPoint, GemmSpec, Target
@@ -73,7 +73,7 @@ class Backend:
             caller = self._allocate(spec, shapes, weights)
         # Engine start: whatever keeps this spec from being built, the others go on.
         except Exception as error:
-            calls.append(Call(spec.rows.first, 0.0, (), _describe(error)))
+            calls.append(Call(spec.rows.first, 0.0, (), describe_failure(error)))
             listener(spec, calls[-1])
             return calls
         for shape in shapes:
@@ -113,7 +113,7 @@ class Backend:
         strategy = STRATEGIES[spec.entry_point]
         max_rows = max(shape.rows for shape in shapes)
         overlapping = strategy.takes_strided_rows and self._rows_may_overlap(
-            spec, shapes[0], weights
+            spec, shapes, weights
         )
         if not overlapping:
             free, _ = torch.cuda.mem_get_info(self._device)
@@ -124,13 +124,17 @@ class Backend:
         )
 
     def _rows_may_overlap(
-        self, spec: GemmSpec, shape: Shape, weights: Weights | None
+        self, spec: GemmSpec, shapes: Sequence[Shape], weights: Weights | None
     ) -> bool:
         """Find out once for each entry point, by its first spec's smallest call.
 
-        A driver could refuse a tensor map whose rows lie over each other. A call
-        that fails in both forms has another reason, and memory is saved.
+        A driver could refuse a tensor map whose rows lie over each other. One row
+        lies over no other, so it tells nothing and costs nothing. A call that fails
+        in both forms has another reason, and memory is saved.
         """
+        shape = next((shape for shape in shapes if shape.rows > 1), None)
+        if shape is None:
+            return False
         if spec.entry_point not in self._overlaps:
             overlapping, dense = (
                 _Caller.allocate(
@@ -185,12 +189,8 @@ class _Caller:
         # Engine start: DeepGEMM raises RuntimeError, FlashInfer's build also
         # OSError and what its tools raise.
         except Exception as error:
-            return _describe(error)
+            return describe_failure(error)
         return None
-
-
-def _describe(error: Exception) -> str:
-    return str(error).strip() or type(error).__name__
 
 
 def _keeps_failing(calls: Sequence[Call]) -> bool:

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+# DeepGEMM 2.8.1 appends 8 kB of stack frames to what the compiler said.
+_TRACE = "\nC++ trace"
+
 
 @dataclasses.dataclass(frozen=True)
 class Call:
@@ -19,3 +22,8 @@ class Call:
     seconds: float
     built: tuple[str, ...]
     failure: str | None = None
+
+
+def describe_failure(error: Exception) -> str:
+    """Return what ``error`` says, without DeepGEMM's own stack frames."""
+    return str(error).partition(_TRACE)[0].strip() or type(error).__name__

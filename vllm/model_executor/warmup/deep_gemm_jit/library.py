@@ -1,4 +1,4 @@
-"""Decides whether the DeepGEMM library and its compiler can work, and with what."""
+"""Decides whether the DeepGEMM library can work here, and which scales it takes."""
 
 import functools
 import importlib
@@ -9,6 +9,9 @@ from vllm_deep_gemm_warmup import toolchain
 
 # The external package comes first, as in vllm.utils.deep_gemm.
 _MODULES = ("deep_gemm", "vllm.third_party.deep_gemm")
+# ImportError: an undefined symbol; AssertionError: no CUDA toolkit found;
+# RuntimeError: its include files are missing.
+_IMPORT_FAILURES = (ImportError, AssertionError, OSError, RuntimeError)
 _NEEDED_SYMBOLS = ("fp8_gemm_nt", "get_num_sms")
 
 
@@ -33,8 +36,13 @@ def _import_problem() -> str | None:
     # vLLM sets the library's cache folder before it imports it: keep that order.
     from vllm.utils.deep_gemm import _import_deep_gemm, is_deep_gemm_e8m0_used
 
-    is_deep_gemm_e8m0_used()
-    return describe_import(_import_deep_gemm(), importlib.import_module)
+    try:
+        is_deep_gemm_e8m0_used()
+        library = _import_deep_gemm()
+    # vLLM passes on what an external package raises that is no ImportError.
+    except _IMPORT_FAILURES:
+        library = None
+    return describe_import(library, importlib.import_module)
 
 
 def describe_import(
@@ -68,9 +76,7 @@ def _why_not(name: str, import_module: Callable[[str], ModuleType]) -> str:
         import_module(name)
     except ModuleNotFoundError as error:
         return f"{name} is not installed" if error.name == name else str(error)
-    # ImportError: an undefined symbol; AssertionError: no CUDA toolkit found;
-    # RuntimeError: its include files are missing.
-    except (ImportError, AssertionError, OSError, RuntimeError) as error:
+    except _IMPORT_FAILURES as error:
         return f"{name}: {type(error).__name__}: {error}"
     return f"{name} imports now and did not before"
 

@@ -90,7 +90,7 @@ def allocate(
     weight, weight_scale = (
         weights
         if weights is not None and all(_is_usable(tensor, device) for tensor in weights)
-        else _substitute_weights(spec, device)
+        else _substitute_weights(spec, device, overlapping)
     )
     quantized = spec.activation_scale is not ScaleLayout.NONE
     activation = torch.empty(
@@ -166,14 +166,14 @@ def _is_usable(tensor: torch.Tensor, device: torch.device) -> bool:
 
 
 def _substitute_weights(
-    spec: GemmSpec, device: torch.device
+    spec: GemmSpec, device: torch.device, overlapping: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a weight and a zero block scale of the spec's layout.
 
-    The rows of a plain weight overlap. DeepGEMM wants those of a grouped one N * K
-    apart (its layout.hpp, 2.8.1), so that one has the size of the layer's.
+    The rows of a plain weight may overlap. DeepGEMM wants the weights of a grouped
+    one N * K apart (its layout.hpp, 2.8.1), so that one has the size of the layer's.
     """
-    if spec.groups == 1:
+    if spec.groups == 1 and overlapping:
         flat = torch.empty(
             (spec.n - 1) * _TMA_BYTES + spec.k,
             dtype=torch.float8_e4m3fn,
@@ -181,9 +181,8 @@ def _substitute_weights(
         )
         weight = flat.as_strided((spec.n, spec.k), (_TMA_BYTES, 1))
     else:
-        weight = torch.empty(
-            (spec.groups, spec.n, spec.k), dtype=torch.float8_e4m3fn, device=device
-        )
+        shape = (spec.n, spec.k) if spec.groups == 1 else (spec.groups, spec.n, spec.k)
+        weight = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
     scale = torch.empty_strided(
         spec.weight_scale.shape,
         spec.weight_scale.stride,

@@ -73,7 +73,14 @@ class Plan:
         return tuple(self.weights)
 
     def select(self, kind: type[_OutcomeT]) -> list[_OutcomeT]:
+        """Return the outcomes of one kind."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, kind)]
+
+    def layers_of(self, spec: GemmSpec) -> tuple[str, ...]:
+        """Return the names of the layers that have ``spec``."""
+        return tuple(
+            layer.name for layer in self.select(Registered) if spec in layer.specs
+        )
 
 
 def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:

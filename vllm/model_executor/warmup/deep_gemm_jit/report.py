@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .calls import Call
-from .plan import Outcome, Plan, Registered, Skipped, Unregistered
+from .plan import Plan, Registered, Skipped, Unregistered
 from .spec import GemmSpec, Target
 
 _VERSION = 1
@@ -32,10 +32,19 @@ class SpecResult:
 
     @property
     def failures(self) -> tuple[Call, ...]:
+        """The calls that failed."""
         return tuple(call for call in self.calls if call.failure is not None)
 
     @property
+    def extent(self) -> str:
+        """How much of it failed."""
+        if len(self.failures) == len(self.calls):
+            return f"not warmed, all of {len(self.calls)} calls failed"
+        return f"{len(self.failures)} of {len(self.calls)} calls failed"
+
+    @property
     def seconds(self) -> float:
+        """Wall time of its calls, the compiles among them."""
         return sum(call.seconds for call in self.calls)
 
 
@@ -44,7 +53,7 @@ class Report:
     """Everything that a warmup did and left out.
 
     Attributes:
-        outcomes: One for each block-FP8 layer.
+        plan: What was to be done.
         results: One for each spec.
         max_tokens: The limit that the plan was made for.
         mode: ``relax`` or ``full``.
@@ -53,7 +62,7 @@ class Report:
 
     """
 
-    outcomes: tuple[Outcome, ...]
+    plan: Plan
     results: tuple[SpecResult, ...]
     max_tokens: int
     mode: str
@@ -62,6 +71,7 @@ class Report:
 
     @property
     def built(self) -> frozenset[str]:
+        """Every cache entry that the warmup built."""
         return frozenset(name for result in self.results for name in result.built)
 
     @property
@@ -72,21 +82,18 @@ class Report:
             for spec in (result.spec for result in self.results)
         )
 
-    def select(self, kind: type) -> list[Any]:
-        return [outcome for outcome in self.outcomes if isinstance(outcome, kind)]
-
     def problems(self) -> list[str]:
         """Return one line for each failed spec and each kind of unheard layer."""
         lines = [
-            f"DeepGEMM warmup ({result.spec}): {len(result.failures)} of "
-            f"{len(result.calls)} calls failed, first at M={result.failures[0].rows}: "
+            f"DeepGEMM warmup ({result.spec}): {result.extent}, first at "
+            f"M={result.failures[0].rows}: "
             f"{_one_line(result.failures[0].failure)}; a request of that size will "
             "compile, or fail, in its turn"
             for result in self.results
             if result.failures
         ]
         unheard: dict[str, list[str]] = {}
-        for outcome in self.select(Unregistered):
+        for outcome in self.plan.select(Unregistered):
             unheard.setdefault(outcome.reason, []).append(outcome.name)
         lines.extend(
             f"DeepGEMM warmup ({_names(names)}): not registered: {reason}; their "
@@ -97,11 +104,12 @@ class Report:
 
     def notices(self) -> list[str]:
         """Return what is worth a look and may be right."""
-        if not self.outcomes or self.select(Registered) or self.select(Unregistered):
+        skipped = self.plan.select(Skipped)
+        if not skipped or len(skipped) < len(self.plan.outcomes):
             return []
-        reasons = sorted({outcome.reason for outcome in self.select(Skipped)})
+        reasons = sorted({outcome.reason for outcome in skipped})
         line = (
-            f"DeepGEMM warmup ({len(self.outcomes)} block-FP8 layers): none is "
+            f"DeepGEMM warmup ({len(skipped)} block-FP8 layers): none is "
             f"registered: {'; '.join(reasons)}; nothing was warmed"
         )
         return [line]
@@ -113,11 +121,12 @@ class Report:
             f"{built} kernels built" if built else "all kernels found in the cache"
         )
         return (
-            f"DeepGEMM warmup: {len(self.select(Registered))} layers, "
+            f"DeepGEMM warmup: {len(self.plan.select(Registered))} layers, "
             f"{len(self.shapes)} shapes, {kernels}, {self.seconds:.1f} s"
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values; ``version`` counts changes that a reader must know."""
         return {
             "version": _VERSION,
             "mode": self.mode,
@@ -125,10 +134,10 @@ class Report:
             "target": None if self.target is None else str(self.target),
             "seconds": round(self.seconds, 3),
             "layers": {
-                "registered": len(self.select(Registered)),
-                "skipped": [dataclasses.asdict(o) for o in self.select(Skipped)],
+                "registered": len(self.plan.select(Registered)),
+                "skipped": [dataclasses.asdict(o) for o in self.plan.select(Skipped)],
                 "unregistered": [
-                    dataclasses.asdict(o) for o in self.select(Unregistered)
+                    dataclasses.asdict(o) for o in self.plan.select(Unregistered)
                 ],
             },
             "kernels": {
@@ -154,13 +163,6 @@ class Report:
                 for result in self.results
             ],
         }
-
-
-def layers_of(plan: Plan, spec: GemmSpec) -> tuple[str, ...]:
-    """Return the names of the layers that have ``spec``."""
-    return tuple(
-        outcome.name for outcome in plan.select(Registered) if spec in outcome.specs
-    )
 
 
 def write_json(report: Report, path: pathlib.Path) -> None:

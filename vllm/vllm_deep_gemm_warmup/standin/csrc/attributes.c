@@ -1,5 +1,5 @@
 /* Device attributes.  Those that every posed device shares are listed; those that differ
- * come from the pose; the rest is an error, since a guessed size would be believed. */
+ * come from the pose or its compute capability; the rest is an error, since a guessed size would be believed. */
 #include "standin.h"
 
 #include <string.h>
@@ -91,6 +91,28 @@ static const struct fact shared_facts[] = {
     {CU_DEVICE_ATTRIBUTE_MPS_ENABLED, 0},
 };
 
+/* What compute capability 12 has less of (CUDA C++ Programming Guide, table of technical
+ * specifications). */
+static const struct fact capability_12_facts[] = {
+    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
+    {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 24},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 102400},
+    {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 101376},
+    {CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO, 64},
+};
+
+static bool look_up(const struct fact *facts, size_t count, int attribute, int *value)
+{
+    for (size_t i = 0; i < count; i++)
+        if (facts[i].attribute == attribute) {
+            *value = facts[i].value;
+            return true;
+        }
+    return false;
+}
+
+#define LOOK_UP(facts) look_up(facts, sizeof(facts) / sizeof *(facts), attribute, value)
+
 CUresult si_attribute(int attribute, int ordinal, int *value)
 {
     const struct si_pose *pose = si_pose();
@@ -134,11 +156,8 @@ CUresult si_attribute(int attribute, int ordinal, int *value)
     default:
         break;
     }
-    for (size_t i = 0; i < sizeof shared_facts / sizeof *shared_facts; i++)
-        if (shared_facts[i].attribute == attribute) {
-            *value = shared_facts[i].value;
-            return CUDA_SUCCESS;
-        }
+    if ((pose->major == 12 && LOOK_UP(capability_12_facts)) || LOOK_UP(shared_facts))
+        return CUDA_SUCCESS;
     si_trace("no value for device attribute %d", attribute);
     return CUDA_ERROR_INVALID_VALUE;
 }

@@ -3,6 +3,7 @@
 #include "standin.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 CUresult cuInit(unsigned int flags)
@@ -469,6 +470,24 @@ CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const 
 
 /* ---- tensor maps: the documented limits are checked, the content is for a device ---- */
 
+/* No limit that the driver documents, so it takes an environment variable to have it. */
+static bool overlap_refused(size_t row, cuuint32_t rank, const cuuint64_t *size,
+                            const cuuint64_t *strides)
+{
+    const char *text = getenv("STANDIN_GPU_REFUSE_OVERLAP");
+    if (text == NULL || strcmp(text, "1"))
+        return false;
+    for (cuuint32_t i = 0; i + 1 < rank; i++) {
+        if (size[i + 1] > 1 && strides[i] < row) {
+            si_trace("tensor map refused: %llu bytes apart, %zu long",
+                     (unsigned long long)strides[i], row);
+            return true;
+        }
+        row = size[i + 1] * strides[i];
+    }
+    return false;
+}
+
 CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
                                 void *address, const cuuint64_t *size, const cuuint64_t *strides,
                                 const cuuint32_t *box, const cuuint32_t *steps,
@@ -500,6 +519,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
             si_trace("tensor map refused: a box row of %zu bytes, swizzle %d", row, (int)swizzle);
             return CUDA_ERROR_INVALID_VALUE;
         }
+        if (overlap_refused(size[0] * (size_t)widths[type], rank, size, strides))
+            return CUDA_ERROR_INVALID_VALUE;
     }
     memset(map, 0, sizeof *map);
     return CUDA_SUCCESS;

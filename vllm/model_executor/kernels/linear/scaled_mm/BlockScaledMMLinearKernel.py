@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Block-scaled FP8 kernels: says once where a layer's weight and scale are.
 
 Why: loading, `apply_weights` and the DeepGEMM warmup each need the block scale,

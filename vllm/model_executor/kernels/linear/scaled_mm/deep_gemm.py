@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """The DeepGEMM linear kernel: runs block-FP8 GEMMs and says which ones.
 
 Why: the warmup must not guess which layers run on DeepGEMM; the kernel knows.
@@ -21,6 +20,7 @@ from vllm.model_executor.layers.quantization.utils.fp8_utils import (
 )
 from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
 from vllm.model_executor.utils import replace_parameter
+from vllm.model_executor.warmup.deep_gemm_jit.calls import describe_failure
 from vllm.model_executor.warmup.deep_gemm_jit.library import (
     library_problem,
     packs_scales,
@@ -299,9 +299,10 @@ def fp8_gemm_nt(
     except RuntimeError as error:
         m, k = a[0].shape
         raise RuntimeError(
-            f"DeepGEMM GEMM (fp8_gemm_nt N={b[0].shape[0]} K={k}, M={m}): {error}; "
-            "check the CUDA compiler (DG_JIT_PRINT_COMPILER_COMMAND=1 shows its "
-            "command) or set VLLM_USE_DEEP_GEMM=0"
+            f"DeepGEMM GEMM (fp8_gemm_nt N={b[0].shape[0]} K={k}, M={m}): "
+            f"{describe_failure(error)}; check the CUDA compiler "
+            "(DG_JIT_PRINT_COMPILER_COMMAND=1 shows its command) or set "
+            "VLLM_USE_DEEP_GEMM=0"
         ) from error
 
 
