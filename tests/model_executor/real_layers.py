@@ -137,6 +137,33 @@ def make_bf16_layers(config: Any, device: torch.device) -> list[torch.nn.Module]
         return [load(layer) for layer in layers]
 
 
+def make_experts(
+    config: Any,
+    device: torch.device,
+    experts: int,
+    top_k: int,
+    hidden: int,
+    width: int,
+    quantization: dict[str, Any],
+    prefix: str,
+) -> torch.nn.Module:
+    """Make and load a layer of ``experts`` of (``hidden``, ``width``)."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.fused_moe import FusedMoEFactory
+
+    with engine(config, device), set_current_vllm_config(config):
+        return load(
+            FusedMoEFactory(
+                experts,
+                top_k,
+                hidden,
+                width,
+                quant_config=quantization_config(quantization),
+                prefix=prefix,
+            )
+        )
+
+
 @contextlib.contextmanager
 def engine(config: Any, device: torch.device) -> Iterator[None]:
     """Default dtype and device as while a model is constructed."""

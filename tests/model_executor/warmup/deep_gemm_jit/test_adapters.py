@@ -1,0 +1,63 @@
+"""A layer of experts on DeepGEMM says what both of its GEMMs run; on Triton, nothing."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.warmup.deep_gemm_jit.plan import Registered, make_plan
+from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    EntryPoint,
+    ExpertRouting,
+    RowRange,
+    ScaleLayout,
+)
+
+from ...real_layers import FP8, make_experts
+
+# 4 experts, two of them for each token, of hidden size 512 and width 256.
+EXPERTS, TOP_K, HIDDEN, WIDTH = 4, 2, 512, 256
+LIMIT = 96
+
+Made = Callable[[str], torch.nn.Module]
+
+
+@pytest.fixture
+def experts(
+    vllm_config: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Made]:
+    """Make a loaded layer of experts for a value of ``--moe-backend``."""
+    names = (f"layers.{number}.experts" for number in itertools.count())
+
+    def make(backend: str) -> torch.nn.Module:
+        monkeypatch.setattr(vllm_config.kernel_config, "moe_backend", backend)
+        sizes = (EXPERTS, TOP_K, HIDDEN, WIDTH)
+        return make_experts(vllm_config, device, *sizes, FP8, prefix=next(names))
+
+    yield make
+    vllm_config.compilation_config.static_forward_context.clear()
+
+
+def test_both_weights_of_experts_on_deep_gemm_are_described(experts: Made) -> None:
+    plan = make_plan(torch.nn.ModuleList([experts("deep_gemm")]), LIMIT)
+
+    assert [type(outcome) for outcome in plan.outcomes] == [Registered, Registered]
+    w13, w2 = plan.specs
+    assert (w13.groups, w13.n, w13.k) == (EXPERTS, 2 * WIDTH, HIDDEN)
+    assert (w2.groups, w2.n, w2.k) == (EXPERTS, HIDDEN, WIDTH)
+    assert w13.activation_scale is ScaleLayout.ROW_MAJOR
+    assert w2.activation_scale is ScaleLayout.COLUMN_MAJOR
+    for spec in (w13, w2):
+        assert spec.entry_point is EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS
+        assert spec.rows == RowRange(1, LIMIT)
+        assert spec.routing == ExpertRouting(TOP_K, prefix_sum=True)
+        weights = plan.weights[spec]
+        assert weights is not None
+        weight, scale = weights
+        assert tuple(weight.shape) == (spec.groups, spec.n, spec.k)
+        assert tuple(scale.shape) == (spec.groups, spec.n // 128, spec.k // 128)
+
+
+def test_experts_on_another_backend_have_nothing_to_warm(experts: Made) -> None:
+    assert make_plan(torch.nn.ModuleList([experts("triton")]), LIMIT).specs == ()
