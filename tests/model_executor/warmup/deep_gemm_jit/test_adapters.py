@@ -1,4 +1,4 @@
-"""A layer of experts on DeepGEMM says what both of its GEMMs run; on Triton, nothing."""
+"""Experts on DeepGEMM say what both of their GEMMs run; on Triton, nothing."""
 
 import itertools
 from collections.abc import Callable, Iterator
