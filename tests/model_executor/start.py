@@ -8,8 +8,9 @@ tensor-parallel group, as vLLM starts its workers, on a machine where no CUDA to
 to be found; each constructs the layers and ends.
 
 Prints JSON: the kernel that each layer got, which are stamped, what of the library was
-imported, what was logged as a warning and what by the warmup, and what a forward raised. A process of its own, because vLLM and DeepGEMM settle on their
-device, compiler and switches once.
+imported, what was logged as a warning, what by the warmup, and what a forward raised. A
+process of its own, because vLLM and DeepGEMM settle on their device, compiler and
+switches once.
 """
 
 import argparse

@@ -95,15 +95,30 @@ def test_a_library_that_cannot_be_imported_is_named_and_not_used(
     assert str(tmp_path / "site" / "deep_gemm.py") in line
 
 
-def test_a_library_that_finds_no_toolkit_is_named_and_not_used(
-    environ: dict[str, str], tmp_path: pathlib.Path
+NO_COPY = """
+import sys
+sys.modules["vllm.third_party.deep_gemm"] = None
+raise ImportError("undefined symbol: cuFoo")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("assert False, 'no CUDA home'", "AssertionError: no CUDA home"),
+        (NO_COPY, "ImportError: undefined symbol: cuFoo"),
+    ],
+    ids=["asserts a toolkit", "and vllm has no copy"],
+)
+def test_a_library_that_raises_is_quoted_and_not_used(
+    environ: dict[str, str], tmp_path: pathlib.Path, text: str, reason: str
 ) -> None:
-    """G20: an older package asserts a CUDA home while it is imported."""
-    external = library(tmp_path, "assert False, 'no CUDA home'\n", environ)
+    """G20, G22: an older package looks for a CUDA home while it is imported."""
+    external = library(tmp_path, text, environ)
     result = start({**environ, **external}, 256)
     assert result["stamped"] == [False]
     (line,) = [line for line in result["warnings"] if "is not used" in line]
-    assert "deep_gemm: AssertionError: no CUDA home" in line
+    assert f"deep_gemm: {reason}" in line
 
 
 def test_a_kernel_that_does_not_build_is_named_and_the_rest_go_on(
