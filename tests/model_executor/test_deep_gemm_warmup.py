@@ -669,6 +669,8 @@ def test_dense_rows_that_do_not_fit_are_named_with_their_size(
     assert lines
     assert all("N=262144 K=128" in line and "not warmed" not in line for line in lines)
     assert all(len(line) < 2000 for line in lines)
+    # No spec has less memory than the one before it.
+    assert len({re.findall(r"first at M=\d+", line)[0] for line in lines}) == 1
     assert all(re.search(r"needs \d{5} MiB, more than half", line) for line in lines)
 
 

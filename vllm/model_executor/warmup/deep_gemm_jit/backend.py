@@ -164,6 +164,8 @@ class Backend:
         max_rows = max(shape.rows for shape in shapes)
         if self._rows_may_overlap(spec, shapes, weights):
             return allocate(spec, max_rows, weights, self._device, overlapping=True)
+        # The spec before left its rows in PyTorch's cache, where they are not free.
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self._device)
         limit = int(free * _DENSE_SHARE) // dense_bytes(spec)
         return allocate(
