@@ -8,9 +8,9 @@ tensor-parallel group, as vLLM starts its workers, on a machine where no CUDA to
 to be found; each constructs the layers and ends.
 
 Prints JSON: the kernel that each layer got, which are stamped, what of the library was
-imported before and by the warmup, what was logged as a warning and by the warmup, and
-what a forward raised. A process of its own, because vLLM and DeepGEMM settle on their
-device, compiler and switches once.
+imported, what was logged as a warning, what by the warmup, and what a forward raised. A
+process of its own, because vLLM and DeepGEMM settle on their device, compiler and
+switches once.
 """
 
 import argparse
@@ -39,6 +39,12 @@ from real_layers import (  # type: ignore[import-not-found]
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
 LIMIT = 64
+# DeepGEMM under its two names, and the one module of ours that calls it.
+LIBRARY = (
+    "deep_gemm",
+    "vllm.third_party.deep_gemm",
+    "vllm.model_executor.warmup.deep_gemm_jit.backend",
+)
 
 
 class Log(logging.Handler):
@@ -64,16 +70,6 @@ def forward(layer: torch.nn.Module, device: torch.device) -> str:
     return ""
 
 
-def library_modules() -> list[str]:
-    """Return the loaded modules of DeepGEMM, and ours that call it."""
-    return sorted(
-        name
-        for name in sys.modules
-        if "deep_gemm" in name.split(".") or name.endswith("deep_gemm_jit.backend")
-        if name != "vllm.utils.deep_gemm" and ".scaled_mm." not in name
-    )
-
-
 def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
     """Start on one rank and return what is to be printed."""
     log = Log()
@@ -85,12 +81,12 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
             for n in options.sizes
         ]
         plain = make_bf16_layers(config, device) if options.bf16 else []
-        before, said = library_modules(), len(log.records)
+        said = len(log.records)
         # As kernel_warmup does; its question imports the library.
         if options.bf16 or deep_gemm_utils.is_deep_gemm_supported():
             deep_gemm_warmup(torch.nn.ModuleList([*layers, *plain]), LIMIT)
         return {
-            "imported": sorted({*library_modules()} - {*before}),
+            "imported": [name for name in LIBRARY if name in sys.modules],
             "said": log.lines(logging.NOTSET)[said:],
             "forward": [forward(layer, device) for layer in layers],
             "kernels": [
@@ -102,7 +98,6 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
             "warnings": [
                 line for line in log.lines(logging.WARNING) if "DeepGEMM" in line
             ],
-            "library": any(name.endswith("deep_gemm._C") for name in sys.modules),
         }
 
 

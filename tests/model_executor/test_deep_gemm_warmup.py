@@ -202,15 +202,15 @@ def test_n_divisible_by_64_only_is_covered(
     assert outcome.specs[0].weight_scale.shape == (-(-n // 128), 56)
 
 
-@pytest.mark.parametrize("n", [2072, 100])
+@pytest.mark.parametrize(("n", "k"), [(2072, 7168), (100, 7168), (2048, 7232)])
 def test_selection_and_warmup_share_one_predicate(
-    linear: MakeLinear, plain: None, n: int
+    linear: MakeLinear, plain: None, n: int, k: int
 ) -> None:
     """G08: what DeepGEMM does not take is not selected, and not warmed."""
-    problem = shape_problem((n, 7168))
+    problem = shape_problem((n, k))
     assert problem is not None
-    assert f"N={n} K=7168" in problem
-    (outcome,) = plan_of(proj=load(linear(n, 7168, FP8))).outcomes
+    assert f"N={n} K={k}" in problem
+    (outcome,) = plan_of(proj=load(linear(n, k, FP8))).outcomes
     assert isinstance(outcome, Skipped)
     assert "it runs on" in outcome.reason
 
@@ -669,6 +669,8 @@ def test_dense_rows_that_do_not_fit_are_named_with_their_size(
     assert lines
     assert all("N=262144 K=128" in line and "not warmed" not in line for line in lines)
     assert all(len(line) < 2000 for line in lines)
+    # No spec has less memory than the one before it.
+    assert len({re.findall(r"first at M=\d+", line)[0] for line in lines}) == 1
     assert all(re.search(r"needs \d{5} MiB, more than half", line) for line in lines)
 
 

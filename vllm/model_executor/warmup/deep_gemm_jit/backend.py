@@ -116,6 +116,8 @@ class Backend:
             spec, shapes, weights
         )
         if not overlapping:
+            # The spec before left its rows in PyTorch's cache, where they are not free.
+            torch.cuda.empty_cache()
             free, _ = torch.cuda.mem_get_info(self._device)
             limit = int(free * _DENSE_SHARE) // strategy.dense_bytes(spec)
             max_rows = min(max_rows, max(1, limit))

@@ -101,12 +101,13 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
     ) -> tuple[bool, str | None]:
         if not current_platform.is_cuda():
             return False, "needs a CUDA platform"
-        if not is_deep_gemm_supported():
+        if not (current_platform.support_deep_gemm() and envs.VLLM_USE_DEEP_GEMM):
             return False, (
-                "needs a Hopper or Blackwell GPU, the deep_gemm library and "
-                "VLLM_USE_DEEP_GEMM not set to 0"
+                "needs a Hopper or Blackwell GPU and VLLM_USE_DEEP_GEMM not set to 0"
             )
         problem = library_problem()
+        if problem is None and not is_deep_gemm_supported():
+            problem = "vLLM found no deep_gemm library that works (its log says why)"
         if problem is not None:
             logger.warning_once("DeepGEMM is not used: %s", problem, scope="local")
         return problem is None, problem
