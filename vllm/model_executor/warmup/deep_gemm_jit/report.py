@@ -2,9 +2,8 @@
 
 import dataclasses
 import json
-import os
 import pathlib
-import tempfile
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,17 +168,23 @@ def write_json(report: Report, path: pathlib.Path) -> None:
     """Write the report to ``path``, whole or not at all.
 
     Raises:
-        OSError: The folder cannot be written.
+        OSError: The folder cannot be written, or ``path`` is there and no file:
+            a rename by root would take the place of a device as well.
 
     """
+    # What a link leads to is written, and the link stays.
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise OSError("it is there and is not a regular file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    # Not by tempfile, whose files are their owner's alone: a monitor reads reports.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "w") as file:
+        with temporary.open("x") as file:
             json.dump(report.to_json(), file, indent=1)
-        pathlib.Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
