@@ -58,7 +58,17 @@ def test_a_failed_kernel_is_named_with_spec_rows_and_reason() -> None:
     assert "nvcc exited with 1 see log" in line
     assert "1 of 2 calls failed" in line
     (line,) = report(REGISTERED, calls=(failed,)).problems()
-    assert "not warmed, all of 1 calls failed" in line
+    assert "not warmed, all of 1 calls failed, first" in line
+
+
+def test_calls_that_were_not_made_are_counted_and_on_file() -> None:
+    failed = Call(192, 3.0, (), "nvcc exited with 1")
+    result = SpecResult(SPEC, ("layers.0.qkv",), (BUILT, failed), (256, 320))
+    plan = Plan((REGISTERED,), {})
+    made = Report(plan, (result,), 8192, "relax", Target(9, 0, 132), 1.25)
+    (line,) = made.problems()
+    assert "1 of 2 calls failed, 2 were not made" in line
+    assert made.to_json()["specs"][0]["left"] == [256, 320]
 
 
 def test_a_reason_is_what_the_compiler_said_and_no_stack_frame() -> None:

@@ -18,11 +18,20 @@ _NAMES_SHOWN = 3
 
 @dataclasses.dataclass(frozen=True)
 class SpecResult:
-    """What was done for one spec."""
+    """What was done for one spec.
+
+    Attributes:
+        spec: Which.
+        layers: Names of the layers that have it.
+        calls: Those made.
+        left: Row counts of those that were not made, after so many had failed.
+
+    """
 
     spec: GemmSpec
     layers: tuple[str, ...]
     calls: tuple[Call, ...]
+    left: tuple[int, ...] = ()
 
     @property
     def built(self) -> tuple[str, ...]:
@@ -38,8 +47,10 @@ class SpecResult:
     def extent(self) -> str:
         """How much of it failed."""
         if len(self.failures) == len(self.calls):
-            return f"not warmed, all of {len(self.calls)} calls failed"
-        return f"{len(self.failures)} of {len(self.calls)} calls failed"
+            extent = f"not warmed, all of {len(self.calls)} calls failed"
+        else:
+            extent = f"{len(self.failures)} of {len(self.calls)} calls failed"
+        return f"{extent}, {len(self.left)} were not made" if self.left else extent
 
     @property
     def seconds(self) -> float:
@@ -157,6 +168,7 @@ class Report:
                         {"rows": call.rows, "reason": call.failure}
                         for call in result.failures
                     ],
+                    "left": list(result.left),
                     "seconds": round(result.seconds, 3),
                 }
                 for result in self.results
