@@ -1,9 +1,11 @@
 """Layers register what they run; the warmup builds that and names the rest."""
 
+import dataclasses
+import gc
 import json
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,7 +25,13 @@ from vllm.model_executor.warmup.deep_gemm_jit.plan import (
     Unregistered,
     make_plan,
 )
-from vllm.model_executor.warmup.deep_gemm_jit.spec import EntryPoint, RowRange
+from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    EntryPoint,
+    GemmSpec,
+    RowRange,
+    ScaleLayout,
+    TensorLayout,
+)
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
 from .real_layers import (
@@ -456,6 +464,73 @@ def test_a_provider_that_raises_is_one_row_and_the_rest_goes_on(
     assert [outcome.name for outcome in plan.select(Registered)] == ["c"]
 
 
+def a_spec() -> GemmSpec:
+    return GemmSpec(
+        entry_point=EntryPoint.FP8_GEMM_NT,
+        n=256,
+        k=128,
+        groups=1,
+        rows=RowRange(1, LIMIT),
+        weight_scale=TensorLayout((2, 1), (1, 1), "float32"),
+        activation_scale=ScaleLayout.COLUMN_MAJOR,
+        ue8m0_cast=False,
+    )
+
+
+def specs_then_error() -> Iterator[GemmSpec]:
+    yield a_spec()
+    raise IndexError("no idea")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (None, "TypeError: 'NoneType' object is not iterable"),
+        ([], "named nothing that it runs"),
+        ("fp8_gemm_nt", "named a str in place of a GemmSpec"),
+        ([[a_spec()]], "named a list in place of a GemmSpec"),
+        ([dataclasses.replace(a_spec(), rows=RowRange(1, 0))], "rows 1..0"),
+        ([dataclasses.replace(a_spec(), n=0)], "N=0 K=128"),
+        (specs_then_error(), "IndexError: no idea"),
+    ],
+    ids=["None", "empty", "a string", "a list", "no rows", "no columns", "generator"],
+)
+def test_an_answer_that_is_no_specs_is_one_row_and_the_rest_goes_on(
+    linear: MakeLinear, plain: None, answer: Any, reason: str
+) -> None:
+    class Odd:
+        def get_deep_gemm_warmup_weights(self, layer: torch.nn.Module) -> None: ...
+
+        def get_deep_gemm_warmup_specs(
+            self, layer: torch.nn.Module, max_tokens: int
+        ) -> Any:
+            return answer
+
+    odd = torch.nn.Module()
+    odd.deep_gemm_warmup_provider = Odd()
+    plan = plan_of(odd=odd, good=load(linear(256, 128, FP8)))
+    (unheard,) = plan.select(Unregistered)
+    assert unheard.name == "odd"
+    assert "Odd" in unheard.reason
+    assert reason in unheard.reason
+    assert [outcome.name for outcome in plan.select(Registered)] == ["good"]
+
+
+def test_a_module_that_raises_when_it_is_looked_at_is_one_row(
+    linear: MakeLinear, plain: None
+) -> None:
+    def not_yet() -> None:
+        raise IndexError("not yet")
+
+    closed = linear(256, 128, FP8)
+    closed.quant_method.fp8_linear.deep_gemm_kernel = not_yet
+    plan = plan_of(closed=closed, good=load(linear(256, 128, FP8)))
+    (unheard,) = plan.select(Unregistered)
+    assert unheard.name == "closed"
+    assert "raised IndexError: not yet" in unheard.reason
+    assert [outcome.name for outcome in plan.select(Registered)] == ["good"]
+
+
 # Loading more than once
 
 
@@ -642,6 +717,8 @@ def test_a_driver_that_refuses_rows_over_each_other_gets_the_same_kernels(
 ) -> None:
     """Either form builds all that the other one needs, and gives its memory back."""
     model = model_of(proj=load(linear(832 if refused_first else 960, 640, FP8)))
+    # What tests before this one left.
+    gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()
     built = []

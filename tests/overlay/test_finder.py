@@ -68,6 +68,16 @@ def test_nothing_is_decided_before_vllm_is_asked_for(patched: Any) -> None:
     assert patched.run(code).split() == ["False", "False"]
 
 
+def test_a_question_before_vllm_is_there_settles_nothing(patched: Any) -> None:
+    code = (
+        "import sys\n"
+        f"print([finder.find_spec({WARMUP!r}, None) for finder in sys.meta_path])\n"
+    )
+    answer, *who = patched.run(code + WHO).split("\n")
+    assert answer.startswith("[None, ")
+    assert who == ["ours", "ours", "ours", "base"]
+
+
 def test_module_knows_its_file_and_its_source(patched: Any) -> None:
     code = f"""
 import importlib, inspect, linecache

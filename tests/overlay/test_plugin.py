@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from vllm_deep_gemm_warmup import plugin
-from vllm_deep_gemm_warmup.settings import check_settings
+from vllm_deep_gemm_warmup.settings import check_settings, read_settings
 
 # vLLM's own part in it: its list of variables, and a logger with a handler.
 ENVS = """\
@@ -66,6 +66,13 @@ def test_settings_that_are_right() -> None:
     check_settings({"PATH": "/bin"})
     for mode in ("skip", "relax", "full"):
         check_settings({"VLLM_DEEP_GEMM_WARMUP": mode, "VLLM_DEEP_GEMM_OVERLAY": "0"})
+
+
+def test_a_report_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a unit file or a pod's spec, `~` comes as it was written."""
+    monkeypatch.setenv("HOME", "/home/op")
+    given = {"VLLM_DEEP_GEMM_WARMUP_REPORT": "~/report.json"}
+    assert read_settings(given).report == Path("/home/op/report.json")
 
 
 def test_wrong_setting_ends_the_process(engine: Any) -> None:

@@ -1,6 +1,7 @@
 """The matrix: which runs it holds, and that it takes up where it was left."""
 
 import json
+import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -28,6 +29,15 @@ def models(tmp_path: Path) -> Path:
         (tmp_path / name / "config.json").write_text('{"vocab_size": 32}')
     (tmp_path / "README.md").touch()
     return tmp_path
+
+
+COMMIT = "0123456789ab"
+
+
+@pytest.fixture(autouse=True)
+def clean_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a changed tree would not be taken from the file."""
+    monkeypatch.setattr(run, "commit", lambda: COMMIT)
 
 
 def arguments(models: Path, rows: Path) -> list[str]:
@@ -63,7 +73,7 @@ def test_runs_on_file_are_not_repeated(
     status: int,
 ) -> None:
     rows = tmp_path / "rows.jsonl"
-    lines = [row(cell, run.commit(), late) for cell in cells(models)]
+    lines = [row(cell, COMMIT, late) for cell in cells(models)]
     rows.write_text("".join(lines) + '{"cut off')
 
     assert matrix.main(arguments(models, rows)) == status
@@ -76,7 +86,7 @@ def test_runs_on_file_are_not_repeated(
     assert len(table) == 2 + 4 + 1 + 2 + 1
     cell = "failed" if late else "40 / 0"
     assert table[-1] == (
-        f"| two | deep_gemm | v2 | overlay |{f' {cell} |' * 4} {run.commit()} |"
+        f"| two | deep_gemm | v2 | overlay |{f' {cell} |' * 4} {COMMIT} |"
     )
     assert table[-3] == (
         "| model | kernel | runner | side | h100 eager | h20 eager | h100 graphs "
@@ -90,7 +100,7 @@ def test_what_stands_after_two_dashes_goes_to_every_server(
     rows = tmp_path / "rows.jsonl"
     extra = ("--moe-backend", "deep_gemm")
     on_file = [replace(cell, extra=extra) for cell in cells(models)]
-    rows.write_text("".join(row(cell, run.commit()) for cell in on_file))
+    rows.write_text("".join(row(cell, COMMIT) for cell in on_file))
 
     assert matrix.main([*arguments(models, rows), "--", *extra]) == 0
 
@@ -104,3 +114,59 @@ def test_a_folder_without_models_is_refused(
 ) -> None:
     assert matrix.main([str(tmp_path)]) == 2
     assert "no folder with config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("commit", ["unknown", f"{COMMIT}+"])
+def test_a_row_of_code_that_no_commit_names_is_run_again(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str
+) -> None:
+    monkeypatch.setattr(run, "commit", lambda: commit)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(row(cell, commit) for cell in cells(models)))
+    ran = []
+
+    def prove(settings: Settings, environ: object) -> run.Result:
+        ran.append(settings)
+        return run.from_row(json.loads(row(settings, commit)))
+
+    monkeypatch.setattr(run, "prove", prove)
+    assert matrix.main(arguments(models, rows)) == 0
+    assert len(ran) == len(cells(models))
+
+
+def test_the_rows_file_does_not_make_the_checkout_a_changed_one() -> None:
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists():
+        pytest.skip("not a checkout")
+    command = ["git", "-C", str(checkout), "check-ignore", "matrix.jsonl"]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--device=b200", "invalid choice: 'b200'"),
+        ("--max-num-batched-tokens=0", "0 is not at least 1"),
+    ],
+)
+def test_a_matrix_without_a_run_is_refused(
+    models: Path, capsys: pytest.CaptureFixture[str], option: str, reason: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        matrix.main([str(models), option])
+    assert reason in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_named(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert matrix.main([str(models), "--only=two", "--only=tow"]) == 2
+    assert "no folder tow with" in capsys.readouterr().err
+
+
+def test_rows_that_cannot_be_written_are_found_out_first(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = models / "README.md"
+    assert run.main(["--matrix", str(models), f"--rows={file / 'rows'}"]) == 2
+    assert f"folder ({file})" in capsys.readouterr().err

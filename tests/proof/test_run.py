@@ -280,15 +280,25 @@ def alive(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "ignores", "again"),
+    [
+        (signal.SIGINT, False, False),
+        (signal.SIGTERM, False, False),
+        (signal.SIGHUP, False, False),
+        (signal.SIGINT, True, True),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "closed terminal", "impatient"],
+)
 def test_an_interrupt_leaves_no_process_port_or_folder(
-    model: Path, tmp_path: Path, number: signal.Signals
+    model: Path, tmp_path: Path, number: signal.Signals, ignores: bool, again: bool
 ) -> None:
     note, temporary = tmp_path / "child", tmp_path / "temporary"
     temporary.mkdir()
+    script = {"healthy": False, "child": str(note), "ignores": ignores}
     environ = os.environ | {
         "TMPDIR": str(temporary),
-        "FAKE_VLLM": json.dumps({"healthy": False, "child": str(note)}),
+        "FAKE_VLLM": json.dumps(script),
     }
     command = [sys.executable, "-m", run.__name__, *arguments(model)]
     with subprocess.Popen(
@@ -301,7 +311,11 @@ def test_an_interrupt_leaves_no_process_port_or_folder(
         while not (note.is_file() and note.read_text()):
             assert process.poll() is None
             time.sleep(0.05)
+        time.sleep(0.5 * ignores)
         process.send_signal(number)
+        if again:
+            time.sleep(1)
+            process.send_signal(number)
         _, error = process.communicate()
 
     pid, port = map(int, note.read_text().split())
@@ -310,6 +324,8 @@ def test_an_interrupt_leaves_no_process_port_or_folder(
     assert not alive(pid)
     assert not list(temporary.iterdir())
     with socket.socket() as probe:
+        # Of a killed server's connections the kernel keeps the addresses a while.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
 
 
@@ -321,3 +337,51 @@ def test_a_server_that_ignores_signals_is_killed(
 
     assert prove(model, "--stock", ignores=True, child=str(note)) == 0
     assert not alive(int(note.read_text().split()[0]))
+
+
+@pytest.mark.parametrize("option", ["--json", "--log", "--keep-cache"])
+def test_what_cannot_be_written_is_refused_before_the_server_starts(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "below"
+
+    assert run.main([*arguments(model), f"{option}={place}"]) == 2
+
+    error = capsys.readouterr().err
+    assert str(tmp_path / "file") in error
+    assert "name one that can be written" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_folders_of_result_and_log_are_made(
+    prove: Runner, model: Path, tmp_path: Path
+) -> None:
+    prove.json = tmp_path / "new" / "result.json"
+    log = tmp_path / "other" / "server.log"
+
+    assert prove(model, f"--log={log}", kernels=KERNELS) == 0
+    assert prove.result["right"] == prove.result["asked"]
+    assert "the fake server starts" in log.read_text()
+
+
+def test_a_folder_in_place_of_a_file_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main([*arguments(model), f"--json={tmp_path}"]) == 2
+    assert "it is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--port=9", "--host", "--uds=x", "--ssl_keyfile=x"])
+@pytest.mark.parametrize("matrix", [False, True], ids=["one", "matrix"])
+def test_an_address_of_the_server_s_own_is_refused(
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    matrix: bool,
+) -> None:
+    rows = f"--rows={tmp_path / 'rows.jsonl'}"
+    command = ["--matrix", str(tmp_path), rows] if matrix else arguments(model)
+    assert run.main([*command, "--", option]) == 2
+    assert option in capsys.readouterr().err

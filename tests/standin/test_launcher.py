@@ -70,6 +70,10 @@ def test_a_program_that_would_lose_the_device_is_refused() -> None:
         (b"#!/opt/bin/python3 -s\n", ["/opt/bin/python3", "-s"]),
         (b"#!/usr/bin/env -S python3 -u\n", ["python3", "-u"]),
         (b"#!/bin/sh\n'''exec' \"/long/bin/python3\" \"$0\"", ["/long/bin/python3"]),
+        (
+            b"#!/bin/sh\n'''exec' \"/my venv/bin/python3\" \"$0\"",
+            ["/my venv/bin/python3"],
+        ),
         (b"#!/bin/bash\n", None),
         (b"\x7fELF", None),
         (b"", None),

@@ -57,7 +57,8 @@ class OverlayFinder:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        if not fullname.startswith("vllm."):
+        # A tool may ask before vLLM is there: that must not settle the decision.
+        if not fullname.startswith("vllm.") or "vllm" not in sys.modules:
             return None
         location = self.decide().modules.get(fullname)
         if location is None:

@@ -29,16 +29,18 @@ class KernelCache:
     def entries(self, known: Collection[str] = frozenset()) -> frozenset[str]:
         """Names of the whole entries but those in `known`, which cost no look.
 
-        A missing folder has none.
+        A folder that is missing, or that this user cannot look into, has none: no
+        kernel can be loaded from it either.
         """
         try:
             names = [path.name for path in self.folder.iterdir()]
-        except FileNotFoundError:
+        except OSError:
             return frozenset()
+        # os.path asks for no right that may be missing; Path.is_file raises then.
         return frozenset(
             name
             for name in names
-            if name not in known and (self.folder / name / self.marker).is_file()
+            if name not in known and os.path.isfile(self.folder / name / self.marker)  # noqa: PTH113
         )
 
 

@@ -53,7 +53,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         every_row=environ.get(MODE) == "full",
         strict=environ.get(STRICT) == "1",
-        report=Path(report) if report else None,
+        # The shell leaves `~` alone where the variable comes from a file.
+        report=Path(os.path.expanduser(report)) if report else None,  # noqa: PTH111
     )
 
 

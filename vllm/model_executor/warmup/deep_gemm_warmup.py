@@ -132,11 +132,13 @@ def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ..
     progress = _Progress(len(plan.weights))
     results = []
     for spec, weights in plan.weights.items():
-        calls = backend.run(
+        calls, left = backend.run(
             spec, weights, every_row=settings.every_row, listener=progress.called
         )
         progress.specs += 1
-        results.append(SpecResult(spec, plan.layers_of(spec), tuple(calls)))
+        results.append(
+            SpecResult(spec, plan.layers_of(spec), tuple(calls), tuple(left))
+        )
     backend.finish()
     return target, tuple(results)
 

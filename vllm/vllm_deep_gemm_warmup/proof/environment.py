@@ -1,5 +1,6 @@
 """Decides a server's environment: its private caches, its device, and its nvcc."""
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,23 @@ def caches(settings: Settings, scratch: Path) -> Caches:
     )
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder that will be written to.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Root passes every check of rights, and a read-only disk refuses root too.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"folder ({folder}): {error.strerror}; name one that can be written"
+        ) from error
+
+
 def _own(settings: Settings, where: Caches) -> dict[str, str]:
     values = {
         "VLLM_CACHE_ROOT": where.other / "vllm",
@@ -63,7 +81,7 @@ def _own(settings: Settings, where: Caches) -> dict[str, str]:
         "TMPDIR": where.scratch / "tmp",
     }
     for folder in values.values():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     values["VLLM_DEEP_GEMM_WARMUP_REPORT"] = where.report
     switches = {
         "VLLM_DEEP_GEMM_OVERLAY": "0" if settings.stock else "1",

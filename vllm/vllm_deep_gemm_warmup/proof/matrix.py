@@ -12,8 +12,14 @@ from typing import Any
 
 from vllm_deep_gemm_warmup.proof import run
 from vllm_deep_gemm_warmup.proof.server import ServerError
-from vllm_deep_gemm_warmup.proof.settings import Settings, UsageError
+from vllm_deep_gemm_warmup.proof.settings import (
+    Settings,
+    UsageError,
+    positive,
+    serve_options,
+)
 
+DEVICES = ("h100", "h20")
 COLUMNS = (
     "model", "device", "mode", "runner", "kernel", "side", "layers",
     "before", "after", "FlashInfer before", "FlashInfer after", "requests", "ready s",
@@ -29,7 +35,7 @@ def cells(folders: Iterable[Path], template: Settings, full: bool) -> list[Setti
     """
     runners = ("v2", "v1") if full else ("v2",)
     modes = product(
-        ("deep_gemm", "default"), runners, ("eager", "graphs"), ("h100", "h20"), folders
+        ("deep_gemm", "default"), runners, ("eager", "graphs"), DEVICES, folders
     )
     return [
         replace(
@@ -59,6 +65,10 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 def _key(facts: Mapping[str, Any], commit: str) -> str:
     return json.dumps([facts, commit], sort_keys=True)
+
+
+def _is_exact(commit: str) -> bool:
+    return commit != "unknown" and not commit.endswith("+")
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -148,11 +158,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", action="append", default=[], metavar="NAME", help="one model folder")
     add("--kernel", choices=("default", "deep_gemm"), help="one kernel choice only")
     add("--mode", choices=("eager", "graphs"), help="one mode only")
-    add("--device", help="one device only")
+    add("--device", choices=DEVICES, help="one device only")
     add("--full", action="store_true", help="the V1 runner as well")
     add("--stock", action="store_true", help="vLLM without this patch set")
     add("--nvcc", choices=("real", "fake"), default="fake")
-    add("--max-num-batched-tokens", dest="limit", type=int, default=8192, metavar="N")
+    add(
+        "--max-num-batched-tokens",
+        dest="limit",
+        type=positive,
+        default=8192,
+        metavar="N",
+    )
     add("--other-caches", type=Path, metavar="DIR",
         help="keep here what is not a DeepGEMM kernel; the runs share it")  # fmt: skip
     return made
@@ -167,13 +183,22 @@ def main(argv: Sequence[str]) -> int:
     if not folders:
         print(f"matrix ({options.folder}): no folder with config.json", file=sys.stderr)
         return 2
+    unknown = set(options.only) - {folder.name for folder in folders}
+    if unknown:
+        print(
+            f"matrix ({options.folder}): no folder {', '.join(sorted(unknown))} with "
+            "config.json",
+            file=sys.stderr,
+        )
+        return 2
+    run.check_file(options.rows)
     template = Settings(
         model=folders[0],
         stock=options.stock,
         nvcc=options.nvcc,
         limit=options.limit,
         other_caches=options.other_caches,
-        extra=tuple(given[at + 1 :]),
+        extra=serve_options(given[at + 1 :]),
     )
     wanted = [
         cell
@@ -187,6 +212,8 @@ def main(argv: Sequence[str]) -> int:
         _key(row["settings"], row["commit"]): row
         for row in read(options.rows)
         if "error" not in row
+        # Of code that no commit names nothing on file is known to be right.
+        and _is_exact(commit)
     }
     rows, proved = [], True
     for number, cell in enumerate(wanted, 1):

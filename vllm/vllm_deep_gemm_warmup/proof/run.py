@@ -21,6 +21,7 @@ from vllm_deep_gemm_warmup.proof.client import Answers, Endpoint, send
 from vllm_deep_gemm_warmup.proof.environment import (
     Caches,
     caches,
+    make_folder,
     server_environment,
 )
 from vllm_deep_gemm_warmup.proof.settings import (
@@ -257,13 +258,32 @@ def _result(
     )
 
 
+def check_file(path: Path) -> None:
+    """Find out before a run of minutes that its result cannot be written.
+
+    Raises:
+        UsageError: the file cannot be.
+    """
+    if path.is_dir():
+        raise UsageError(f"file ({path}): it is a folder; name a file in it")
+    make_folder(path.absolute().parent)
+
+
+def _keep_log(log: Path, path: Path) -> None:
+    try:
+        shutil.copyfile(log, path)
+    # What the run showed, or why it ended, is worth more.
+    except OSError as error:
+        print(f"log ({path}): {error}; it is not kept", file=sys.stderr)
+
+
 def prove(settings: Settings, base_env: Mapping[str, str]) -> Result:
     """Run one proof and return what it showed.
 
     No process, port or temporary folder is left, however this ends.
 
     Raises:
-        UsageError: the model folder cannot be used.
+        UsageError: the model folder, or one to write to, cannot be used.
         server.ServerError: the server did not become ready.
     """
     vocab_size(settings.model)
@@ -285,7 +305,7 @@ def prove(settings: Settings, base_env: Mapping[str, str]) -> Result:
             return _measure(settings, where, environ, log)
         finally:
             if settings.log is not None and log.is_file():
-                shutil.copyfile(log, settings.log)
+                _keep_log(log, settings.log)
 
 
 def _kernels(found: int, before: int, after: Sequence[str]) -> str:
@@ -347,16 +367,25 @@ def show(result: Result) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that everything is removed."""
+    """Let other signals unwind the stack as Ctrl-C does, so that all is removed.
+
+    The server is in a session of its own: it does not hear of a closed terminal.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {
+        number: signal.signal(number, interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        # nohup
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -365,14 +394,13 @@ def main(argv: Sequence[str]) -> int:
     0: proved (with ``--stock``: every request was right); 1: not; 2: the command line
     or the model folder cannot be used; 130: interrupted.
     """
-    if argv and argv[0] == "--matrix":
-        from vllm_deep_gemm_warmup.proof import matrix
-
-        return matrix.main(argv[1:])
-    settings = parse(argv)
     try:
         with _interruptible():
-            result = prove(settings, os.environ)
+            if argv and argv[0] == "--matrix":
+                from vllm_deep_gemm_warmup.proof import matrix
+
+                return matrix.main(argv[1:])
+            return _main(parse(argv))
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
@@ -382,6 +410,12 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _main(settings: Settings) -> int:
+    for path in filter(None, (settings.json, settings.log)):
+        check_file(path)
+    result = prove(settings, os.environ)
     show(result)
     if settings.json is not None:
         settings.json.write_text(json.dumps(asdict(result), indent=2) + "\n")

@@ -73,23 +73,31 @@ def _wait_for_group(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return False
 
 
+def _signal_group(
+    process: subprocess.Popen[bytes], number: signal.Signals, seconds: float
+) -> bool:
+    """Send a signal; return whether the group is gone within so many seconds."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return True
+    return _wait_for_group(process, seconds)
+
+
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End every process of the group that ``process`` leads, politely at first."""
-    grace = GRACE_SECONDS
-    for number, seconds in (
-        (signal.SIGINT, grace),
-        (signal.SIGTERM, grace / 4),
-        (signal.SIGKILL, grace),
-    ):
-        if not _group_exists(process.pid):
-            break
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        if _wait_for_group(process, seconds):
-            break
-    process.wait()
+    """End every process of the group that ``process`` leads, politely at first.
+
+    A second Ctrl-C meanwhile ends the politeness and not the work.
+    """
+    gone = False
+    try:
+        gone = _signal_group(process, signal.SIGINT, GRACE_SECONDS) or _signal_group(
+            process, signal.SIGTERM, GRACE_SECONDS / 4
+        )
+    finally:
+        if not gone:
+            _signal_group(process, signal.SIGKILL, GRACE_SECONDS)
+        process.wait()
 
 
 def _healthy(base_url: str) -> bool:

@@ -12,6 +12,10 @@ DEVICES = "h100, h200, h100-pcie, h20, b200, rtx-pro-6000, or a number of SMs"
 REAL = "real"
 
 
+# Where the requests go, and how: prove's own. With another, it would wait for an hour.
+_OWN_OPTIONS = ("--host", "--port", "--uds", "--ssl-keyfile", "--ssl-certfile")
+
+
 class UsageError(ValueError):
     """The command line or the model folder cannot be used; the message says why."""
 
@@ -82,7 +86,8 @@ def vocab_size(folder: Path) -> int:
     raise UsageError(f"model ({path}): no vocab_size; add it")
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Return the number of a command line, which is at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
@@ -111,8 +116,8 @@ def parser() -> argparse.ArgumentParser:
         help="deep_gemm: no FlashInfer kernel for fewer than 32 rows")  # fmt: skip
     add("--nvcc", choices=("real", "fake"), default="real",
         help="fake: a declared one that answers in milliseconds")  # fmt: skip
-    add("--tp", type=_positive, default=1, metavar="N", help="tensor parallel size")
-    add("--max-num-batched-tokens", dest="limit", type=_positive, default=8192,
+    add("--tp", type=positive, default=1, metavar="N", help="tensor parallel size")
+    add("--max-num-batched-tokens", dest="limit", type=positive, default=8192,
         metavar="N", help="rows per step at most (default: %(default)s)")  # fmt: skip
     add("--keep-cache", type=Path, metavar="DIR", help="keep the caches, apart by side")
     add("--other-caches", type=Path, metavar="DIR",
@@ -133,4 +138,19 @@ def parse(argv: Sequence[str]) -> Settings:
     given = list(argv)
     at = given.index("--") if "--" in given else len(given)
     values = vars(parser().parse_args(given[:at]))
-    return Settings(**values, extra=tuple(given[at + 1 :]))
+    return Settings(**values, extra=serve_options(given[at + 1 :]))
+
+
+def serve_options(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the options for `vllm serve`.
+
+    Raises:
+        UsageError: one of them is not to be chosen.
+    """
+    for word in words:
+        if word.partition("=")[0].replace("_", "-") in _OWN_OPTIONS:
+            raise UsageError(
+                f"vllm serve option ({word}): the server would not be found; leave "
+                "its address to this command"
+            )
+    return tuple(words)

@@ -1,6 +1,7 @@
 """Decides how a command is started on the stand-in, and what is left of it: nothing."""
 
 import argparse
+import shlex
 import shutil
 import signal
 import subprocess
@@ -97,7 +98,7 @@ def python_command(program: str, head: bytes) -> list[str] | None:
     words = lines[0][2:].split()
     through_sh = len(lines) > 1 and lines[1].startswith("'''exec'")
     if through_sh:
-        words = lines[1].removeprefix("'''exec'").replace('"', "").split()[:1]
+        words = shlex.split(lines[1].removeprefix("'''exec'"))[:1]
     elif words and Path(words[0]).name == "env":
         words = list(dropwhile(lambda word: word.startswith("-"), words[1:]))
     if not words or not Path(words[0]).name.startswith("python"):

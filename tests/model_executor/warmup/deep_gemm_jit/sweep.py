@@ -43,7 +43,7 @@ def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
     target = read_target(device)
     backend = Backend(device, target, read_kernel_caches())
     spec = spec_of(case)
-    first, second = (
+    (first, first_left), (second, second_left) = (
         backend.run(spec, None, every_row=every_row, listener=lambda spec, call: None)
         for every_row in (sweep_first, not sweep_first)
     )
@@ -52,7 +52,11 @@ def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
         "target": str(target),
         "first": [name for call in first for name in call.built],
         "second": [name for call in second for name in call.built],
-        "failures": [call.failure for call in (*first, *second) if call.failure],
+        "failures": [
+            *(call.failure for call in (*first, *second) if call.failure),
+            *first_left,
+            *second_left,
+        ],
     }
 
 

@@ -2,6 +2,7 @@
 
 import pathlib
 
+import pytest
 from vllm.model_executor.warmup.deep_gemm_jit.cache import CacheWatch
 from vllm_deep_gemm_warmup import kernel_caches
 
@@ -35,3 +36,28 @@ def test_a_compile_of_flashinfer_that_failed_is_no_kernel(
     watch = CacheWatch(kernel_caches.flashinfer(tmp_path))
     (tmp_path / "cache" / "gemm_1_Normal").mkdir(parents=True)
     assert watch.new_entries() == ()
+
+
+def test_a_folder_that_cannot_be_looked_into_has_no_entries(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Counting must never cost the warmup: a file in the way, a link to itself."""
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "cache").symlink_to("cache")
+    for root in (tmp_path / "file", tmp_path / "loop", pathlib.Path("x" * 300)):
+        watch = CacheWatch(kernel_caches.flashinfer(root))
+        assert watch.new_entries() == ()
+
+
+def test_an_entry_whose_rights_are_missing_is_none(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_entry(tmp_path, "kernel.0")
+
+    def refuse(path: object, *args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.stat", refuse)
+    assert kernel_caches.deep_gemm(tmp_path).entries() == frozenset()
+    assert CacheWatch(kernel_caches.deep_gemm(tmp_path)).new_entries() == ()

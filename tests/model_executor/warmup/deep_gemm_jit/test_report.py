@@ -1,8 +1,10 @@
 """The report names what failed, what was left out and what was not heard of."""
 
 import json
+import os
 import pathlib
 
+import pytest
 from vllm.model_executor.warmup.deep_gemm_jit.calls import Call, describe_failure
 from vllm.model_executor.warmup.deep_gemm_jit.plan import (
     Outcome,
@@ -56,7 +58,17 @@ def test_a_failed_kernel_is_named_with_spec_rows_and_reason() -> None:
     assert "nvcc exited with 1 see log" in line
     assert "1 of 2 calls failed" in line
     (line,) = report(REGISTERED, calls=(failed,)).problems()
-    assert "not warmed, all of 1 calls failed" in line
+    assert "not warmed, all of 1 calls failed, first" in line
+
+
+def test_calls_that_were_not_made_are_counted_and_on_file() -> None:
+    failed = Call(192, 3.0, (), "nvcc exited with 1")
+    result = SpecResult(SPEC, ("layers.0.qkv",), (BUILT, failed), (256, 320))
+    plan = Plan((REGISTERED,), {})
+    made = Report(plan, (result,), 8192, "relax", Target(9, 0, 132), 1.25)
+    (line,) = made.problems()
+    assert "1 of 2 calls failed, 2 were not made" in line
+    assert made.to_json()["specs"][0]["left"] == [256, 320]
 
 
 def test_a_reason_is_what_the_compiler_said_and_no_stack_frame() -> None:
@@ -102,3 +114,37 @@ def test_json_holds_the_counts_and_replaces_the_file_whole(
     assert GemmSpec.from_json({key: spec[key] for key in SPEC.to_json()}) == SPEC
     assert spec["failed"] == [{"rows": 192, "reason": "nvcc exited with 1"}]
     assert [path.name for path in path.parent.iterdir()] == ["report.json"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: pathlib.Path) -> None:
+    """A rename by root would take the place of /dev/null."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    for place in (path, tmp_path):
+        with pytest.raises(OSError, match="not a regular file"):
+            write_json(report(REGISTERED, calls=(BUILT,)), place)
+    assert path.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_link_leads_to_the_file_that_is_written(tmp_path: pathlib.Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "volume" / "report.json"
+    link.symlink_to(target)
+    for _ in range(2):
+        write_json(report(REGISTERED, calls=(BUILT,)), link)
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["layers"]["registered"] == 1
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_the_report_has_the_rights_of_any_new_file(
+    tmp_path: pathlib.Path, mask: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        write_json(report(REGISTERED, calls=(BUILT,)), tmp_path / "report.json")
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    mode = (tmp_path / "report.json").stat().st_mode & 0o777
+    assert mode == 0o666 & ~mask

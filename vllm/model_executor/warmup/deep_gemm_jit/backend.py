@@ -1,6 +1,7 @@
 """Decides how a spec's kernels come to be built: by calling DeepGEMM, one by one."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,8 +18,11 @@ from .spec import EntryPoint, GemmSpec, Target
 
 # Of the free memory, for A and D where a driver refuses rows that overlap.
 _DENSE_SHARE = 0.5
-# A compiler that fails this often in a row on one spec fails on all of it.
-_MAX_FAILURES_IN_A_ROW = 3
+# Neighbouring row counts share a kernel, and one kernel that does not build is not
+# the compiler: after so many failures in a row, row counts far away are tried, and
+# only where they fail as well the rest is left.
+_MAX_FAILURES_NEARBY = 3
+_FAR_AWAY = (1.0, 0.5)
 
 
 def read_target(device: torch.device) -> Target:
@@ -52,7 +56,7 @@ class Backend:
         *,
         every_row: bool,
         listener: Callable[[GemmSpec, Call], None],
-    ) -> list[Call]:
+    ) -> tuple[list[Call], list[int]]:
         """Call DeepGEMM until every kernel of ``spec`` is built and loaded.
 
         Args:
@@ -62,8 +66,9 @@ class Backend:
             listener: Told of each call.
 
         Returns:
-            The calls made. One that failed says why and the rest go on, until
-            several in a row have failed.
+            The calls made, and the row counts of those that were not. One that
+            failed says why and the rest go on, until several have failed, near
+            each other and far away.
 
         """
         calls: list[Call] = []
@@ -75,10 +80,10 @@ class Backend:
         except Exception as error:
             calls.append(Call(spec.rows.first, 0.0, (), describe_failure(error)))
             listener(spec, calls[-1])
-            return calls
-        for shape in shapes:
-            if _keeps_failing(calls):
-                break
+            return calls, []
+        left = list(shapes)
+        while left and (position := _next_position(calls, len(left))) is not None:
+            shape = left.pop(position)
             start = time.perf_counter()
             failure = caller.call(shape)
             calls.append(
@@ -90,7 +95,7 @@ class Backend:
                 )
             )
             listener(spec, calls[-1])
-        return calls
+        return calls, [shape.rows for shape in left]
 
     def finish(self) -> None:
         """Wait for the device, so that a fault of ours shows here and not later.
@@ -195,8 +200,12 @@ class _Caller:
         return None
 
 
-def _keeps_failing(calls: Sequence[Call]) -> bool:
-    recent = calls[-_MAX_FAILURES_IN_A_ROW:]
-    return len(recent) == _MAX_FAILURES_IN_A_ROW and all(
-        call.failure is not None for call in recent
-    )
+def _next_position(calls: Sequence[Call], left: int) -> int | None:
+    """Return which of the calls that are left to make, or None to make no more."""
+    in_a_row = itertools.takewhile(lambda call: call.failure, reversed(calls))
+    tried_far = sum(1 for _ in in_a_row) - _MAX_FAILURES_NEARBY
+    if tried_far < 0:
+        return 0
+    if tried_far == len(_FAR_AWAY):
+        return None
+    return int(_FAR_AWAY[tried_far] * (left - 1))

@@ -37,5 +37,6 @@ class CacheWatch:
     def _read_stamp(self) -> int:
         try:
             return self._cache.folder.stat().st_mtime_ns
-        except FileNotFoundError:
+        # Missing, or not to be looked into; then it has no entries that count.
+        except OSError:
             return 0

@@ -96,7 +96,8 @@ def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
     for name, module in model.named_modules():
         try:
             providers, adapted = _providers_of(module)
-        # Engine start: one module that is not what an adapter expects.
+            silent = None if providers else _describe_silent(name, module)
+        # Engine start: one module that is not what this walk expects.
         except Exception as error:
             outcomes.append(Unregistered(name, _describe(module, error)))
             continue
@@ -107,7 +108,7 @@ def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
                 if isinstance(outcome, Registered):
                     for spec in outcome.specs:
                         weights.setdefault(spec, operands)
-        elif (silent := _describe_silent(name, module)) is not None:
+        elif silent is not None:
             outcomes.append(silent)
     return Plan(tuple(outcomes), weights)
 
@@ -141,14 +142,31 @@ def _ask(
             name, f"{type(provider).__name__} stamped itself and is no provider"
         ), None
     try:
-        specs = provider.get_deep_gemm_warmup_specs(module, max_tokens)
+        answer = provider.get_deep_gemm_warmup_specs(module, max_tokens)
+        if isinstance(answer, Rejected):
+            return Skipped(name, answer.reason), None
+        # A generator raises here.
+        specs = tuple(answer)
         operands = provider.get_deep_gemm_warmup_weights(module)
     # Engine start: a provider may raise anything; the other layers go on.
     except Exception as error:
         return Unregistered(name, _describe(provider, error)), None
-    if isinstance(specs, Rejected):
-        return Skipped(name, specs.reason), None
-    return Registered(name, tuple(specs), adapted), operands
+    problem = _specs_problem(specs)
+    if problem is not None:
+        return Unregistered(name, f"{type(provider).__name__} {problem}"), None
+    return Registered(name, specs, adapted), operands
+
+
+def _specs_problem(specs: tuple[Any, ...]) -> str | None:
+    """Return why nothing can be built from what a provider answered, or None."""
+    if not specs:
+        return "named nothing that it runs; one that runs nothing answers Rejected"
+    for spec in specs:
+        if not isinstance(spec, GemmSpec):
+            return f"named a {type(spec).__name__} in place of a GemmSpec"
+        if not spec.rows or min(spec.n, spec.k, spec.groups) < 1:
+            return f"named a GEMM without rows or columns ({spec})"
+    return None
 
 
 def _describe(speaker: object, error: Exception) -> str:

@@ -2,9 +2,8 @@
 
 import dataclasses
 import json
-import os
 import pathlib
-import tempfile
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +18,20 @@ _NAMES_SHOWN = 3
 
 @dataclasses.dataclass(frozen=True)
 class SpecResult:
-    """What was done for one spec."""
+    """What was done for one spec.
+
+    Attributes:
+        spec: Which.
+        layers: Names of the layers that have it.
+        calls: Those made.
+        left: Row counts of those that were not made, after so many had failed.
+
+    """
 
     spec: GemmSpec
     layers: tuple[str, ...]
     calls: tuple[Call, ...]
+    left: tuple[int, ...] = ()
 
     @property
     def built(self) -> tuple[str, ...]:
@@ -39,8 +47,10 @@ class SpecResult:
     def extent(self) -> str:
         """How much of it failed."""
         if len(self.failures) == len(self.calls):
-            return f"not warmed, all of {len(self.calls)} calls failed"
-        return f"{len(self.failures)} of {len(self.calls)} calls failed"
+            extent = f"not warmed, all of {len(self.calls)} calls failed"
+        else:
+            extent = f"{len(self.failures)} of {len(self.calls)} calls failed"
+        return f"{extent}, {len(self.left)} were not made" if self.left else extent
 
     @property
     def seconds(self) -> float:
@@ -158,6 +168,7 @@ class Report:
                         {"rows": call.rows, "reason": call.failure}
                         for call in result.failures
                     ],
+                    "left": list(result.left),
                     "seconds": round(result.seconds, 3),
                 }
                 for result in self.results
@@ -169,17 +180,23 @@ def write_json(report: Report, path: pathlib.Path) -> None:
     """Write the report to ``path``, whole or not at all.
 
     Raises:
-        OSError: The folder cannot be written.
+        OSError: The folder cannot be written, or ``path`` is there and no file:
+            a rename by root would take the place of a device as well.
 
     """
+    # What a link leads to is written, and the link stays.
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise OSError("it is there and is not a regular file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    # Not by tempfile, whose files are their owner's alone: a monitor reads reports.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "w") as file:
+        with temporary.open("x") as file:
             json.dump(report.to_json(), file, indent=1)
-        pathlib.Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
