@@ -67,8 +67,18 @@ def _key(facts: Mapping[str, Any], commit: str) -> str:
     return json.dumps([facts, commit], sort_keys=True)
 
 
-def _is_exact(commit: str) -> bool:
-    return commit != "unknown" and not commit.endswith("+")
+def on_file(path: Path, commit: str) -> dict[str, dict[str, Any]]:
+    """Return the rows, by their key, of runs that need no repetition.
+
+    There are none of code that no commit names: it may have changed since.
+    """
+    if commit == "unknown" or commit.endswith("+"):
+        return {}
+    return {
+        _key(row["settings"], row["commit"]): row
+        for row in read(path)
+        if "error" not in row
+    }
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -208,13 +218,7 @@ def main(argv: Sequence[str]) -> int:
         and options.device in (None, cell.device)
     ]
     commit = run.commit()
-    done = {
-        _key(row["settings"], row["commit"]): row
-        for row in read(options.rows)
-        if "error" not in row
-        # Of code that no commit names nothing on file is known to be right.
-        and _is_exact(commit)
-    }
+    done = on_file(options.rows, commit)
     rows, proved = [], True
     for number, cell in enumerate(wanted, 1):
         row = done.get(_key(cell.facts(), commit))
