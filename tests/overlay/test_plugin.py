@@ -245,3 +245,15 @@ def test_flashinfer_s_kernels_lie_beside_deep_gemm_s(
         "register()\nimport os\nprint(os.environ['TRTLLM_DG_CACHE_DIR'])"
     )
     assert engine.run(code, **given).strip() == expected
+
+
+def test_switched_off_deep_gemm_leaves_the_environment_alone(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRTLLM_DG_CACHE_DIR", raising=False)
+    code = REGISTER + (
+        "import os\nbefore = dict(os.environ)\nregister()\n"
+        "print(before == dict(os.environ))"
+    )
+    assert engine.run(code, VLLM_USE_DEEP_GEMM="0") == "True"
+    assert engine.run(code) == "False"

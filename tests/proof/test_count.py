@@ -53,6 +53,7 @@ def test_compilers_are_read_from_meta_json(tmp_path: Path) -> None:
     program, link = tmp_path / "program", tmp_path / "nvcc"
     link.symlink_to(program)
     info = {"path": str(link), "version": "release 13.0, V13.0.88\nBuild"}
+    entry(tmp_path, "c.3")  # says nothing of its compiler
     for name in ("a.1", "b.2"):
         meta = entry(tmp_path, name) / "meta.json"
         meta.write_text(json.dumps({"compiler_info": info}))

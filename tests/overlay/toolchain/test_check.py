@@ -95,6 +95,16 @@ def test_not_executable(
     assert "no executable" in one_line(toolchain.describe(facts(CUDA_HOME=home)))
 
 
+@pytest.mark.parametrize("name", ["my cuda", "cuda(13)", "cuda&co"])
+def test_path_that_the_library_s_shell_would_split(
+    toolkit: Callable[..., Path], facts: Callable[..., Facts], name: str
+) -> None:
+    home = toolkit(name=name)
+    text = one_line(toolchain.describe(facts(CUDA_HOME=home)))
+    assert str(home / "bin" / "nvcc") in text
+    assert "without quotes" in text
+
+
 def test_home_that_is_not_there(facts: Callable[..., Facts]) -> None:
     text = one_line(toolchain.describe(facts(CUDA_PATH="/nonexistent")))
     assert "CUDA_PATH=/nonexistent" in text

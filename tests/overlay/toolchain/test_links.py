@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +103,34 @@ def test_cache_that_cannot_be_written(
     # Nowhere at all: the toolkit itself, which is enough for DeepGEMM.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
     assert cuda_home_links(pip_root, given) == pip_root
+
+
+def test_no_link_lies_where_the_library_s_shell_would_break(
+    pip_root: Path,
+    facts: Callable[..., Facts],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    given = facts(VLLM_CACHE_ROOT=str(tmp_path / "my cache"))
+    links = cuda_home_links(pip_root, given)
+    assert links.parent.parent == tmp_path / "temp"
+
+
+def test_folder_of_another_user_is_not_used(
+    pip_root: Path,
+    facts: Callable[..., Facts],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / "cache" / "deep_gemm_warmup"
+    folder.mkdir(parents=True)
+    if os.getuid() == 0:
+        os.chown(folder, 4242, -1)
+    else:
+        monkeypatch.setattr("os.getuid", lambda: 4242)
+    assert folder not in cuda_home_links(pip_root, facts()).parents
 
 
 def test_folder_that_others_can_write_is_not_used(

@@ -7,7 +7,7 @@ Nothing here imports torch or vLLM, and nothing happens at import.
 
 from .check import describe, describe_current
 from .choice import choose, variables
-from .facts import Facts, read_facts
+from .facts import Facts, breaks_shell, read_facts
 from .lookup import operator_choice
 from .verdict import PINS, Toolchain, Unusable
 
@@ -16,6 +16,7 @@ __all__ = [
     "Facts",
     "Toolchain",
     "Unusable",
+    "breaks_shell",
     "choose",
     "describe",
     "describe_current",

@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from .facts import HOST_FLAG_VARIABLES, Facts, read_facts
+from .facts import HOST_FLAG_VARIABLES, Facts, breaks_shell, read_facts
 from .lookup import locate
 from .verdict import (
     OLDEST_NVCC,
@@ -28,18 +28,26 @@ def describe_current() -> Toolchain | Unusable:
     return describe(read_facts(search_path=()))
 
 
-def describe(facts: Facts) -> Toolchain | Unusable:
+def describe(facts: Facts, *, linked: bool = False) -> Toolchain | Unusable:
     """What DeepGEMM will use for these facts. Does not consider pip's toolkits.
 
     Speaks against only what is known to fail: no home, no executable nvcc, an nvcc
     whose `--version` fails or cannot be read (the library stops there as well),
-    an older release than 12.9, headers of another release, no host compiler.
+    an older release than 12.9, headers of another release, no host compiler, a path
+    that the library's shell would split (unless it will be called by a link).
     """
     located = locate(facts)
     if isinstance(located, Unusable):
         return located
     home, nvcc, origin = located
     probed = f"{nvcc} from {origin}"
+    if not linked and breaks_shell(nvcc):
+        return Unusable(
+            probed,
+            "DeepGEMM gives the path to a shell without quotes, and it has a space or "
+            "another character that means something there",
+            "name it by a link without such characters",
+        )
     answer = _nvcc_version(str(nvcc), _file_state(nvcc), facts.patience)
     if isinstance(answer, str):
         return Unusable(probed, answer, other_toolkit())

@@ -22,7 +22,7 @@ def choose(facts: Facts) -> tuple[Path | None, Toolchain | Unusable]:
         return None, describe(facts)
     unusable: Unusable | None = None
     for root in facts.pip_roots:
-        answer = describe(facts.with_home(root))
+        answer = describe(facts.with_home(root), linked=True)
         if isinstance(answer, Toolchain):
             return root, answer
         unusable = unusable or answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -93,6 +94,14 @@ def pip_roots(search_path: Iterable[str]) -> tuple[Path, ...]:
         if entry and is_program(root / "bin" / "nvcc")
     ]
     return tuple(sorted(dict.fromkeys(found), key=lambda r: -int(r.name[2:] or 0)))
+
+
+def breaks_shell(path: Path | str) -> bool:
+    """Whether DeepGEMM's shell reads the path as more than one word.
+
+    The library (2.8.1) puts paths into its commands without quotes.
+    """
+    return re.search(r"""[\s"'\\$`&;|<>()*?#]""", str(path)) is not None
 
 
 def is_program(path: Path) -> bool:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .facts import CACHE_VARIABLES, Facts
+from .facts import CACHE_VARIABLES, Facts, breaks_shell
 
 LINKS_FOLDER = "deep_gemm_warmup"
 
@@ -32,6 +32,8 @@ def cuda_home_links(root: Path, facts: Facts) -> Path:
     text = "\n".join(f"{name} -> {target}" for name, target in sorted(links.items()))
     name = f"cuda-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     for parent in _link_parents(facts):
+        if breaks_shell(parent):
+            continue  # DeepGEMM could not start a compiler there
         try:
             return _publish(parent, name, links)
         except OSError:

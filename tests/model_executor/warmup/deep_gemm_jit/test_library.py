@@ -6,7 +6,10 @@ import sys
 from types import ModuleType
 
 import pytest
-from vllm.model_executor.warmup.deep_gemm_jit.library import describe_import
+from vllm.model_executor.warmup.deep_gemm_jit.library import (
+    describe_cache,
+    describe_import,
+)
 
 
 @pytest.fixture
@@ -55,6 +58,13 @@ def test_a_library_without_the_symbol_is_named_with_its_file(
     assert "lacks fp8_gemm_nt" in reason
     assert str(external) in reason
     assert "external deep_gemm" in reason
+
+
+def test_a_cache_folder_that_breaks_the_library_s_shell_is_named() -> None:
+    problem = describe_cache("/my cache/deep_gemm")
+    assert problem is not None
+    assert "DG_JIT_CACHE_DIR=/my cache/deep_gemm" in problem
+    assert describe_cache("/cachü/deep_gemm-1.0_x+y") is None
 
 
 def test_a_whole_library_is_no_problem(external: pathlib.Path) -> None:

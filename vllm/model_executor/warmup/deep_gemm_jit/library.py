@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable
 from types import ModuleType
 
-from vllm_deep_gemm_warmup import toolchain
+from vllm_deep_gemm_warmup import kernel_caches, toolchain
 
 # The external package comes first, as in vllm.utils.deep_gemm.
 _MODULES = ("deep_gemm", "vllm.third_party.deep_gemm")
@@ -21,7 +21,18 @@ def library_problem() -> str | None:
     Imports the library, once a process, and asks the compiler for its version;
     builds nothing.
     """
-    return _import_problem() or _toolchain_problem()
+    return _import_problem() or _cache_problem() or _toolchain_problem()
+
+
+def describe_cache(folder: str) -> str | None:
+    """Return why no kernel can be compiled into the cache folder, or None."""
+    if not toolchain.breaks_shell(folder):
+        return None
+    return (
+        f"DeepGEMM cache (DG_JIT_CACHE_DIR={folder}): the library gives the path to a "
+        "shell without quotes, and it has a space or another character that means "
+        "something there; set DG_JIT_CACHE_DIR or VLLM_CACHE_ROOT to a path without"
+    )
 
 
 def packs_scales() -> bool:
@@ -79,6 +90,14 @@ def _why_not(name: str, import_module: Callable[[str], ModuleType]) -> str:
     except _IMPORT_FAILURES as error:
         return f"{name}: {type(error).__name__}: {error}"
     return f"{name} imports now and did not before"
+
+
+def _cache_problem() -> str | None:
+    # vLLM has named the folder by now: it does when it imports the library.
+    for cache in kernel_caches.read_kernel_caches():
+        if cache == kernel_caches.deep_gemm(cache.root):
+            return describe_cache(str(cache.root))
+    return None
 
 
 def _toolchain_problem() -> str | None:
