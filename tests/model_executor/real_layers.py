@@ -164,6 +164,43 @@ def make_experts(
         )
 
 
+def make_mla(
+    config: Any, device: torch.device, quantization: dict[str, Any], prefix: str
+) -> torch.nn.Module:
+    """Make MLA attention of DeepSeek's head sizes and one head, its weights loaded."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+    from vllm.model_executor.layers.linear import ColumnParallelLinear
+    from vllm.v1.attention.backends.mla.prefill.flash_attn import (
+        FlashAttnPrefillBackend,
+    )
+
+    rank, nope, rope, value = 512, 128, 64, 128
+    with engine(config, device), set_current_vllm_config(config):
+        projection = ColumnParallelLinear(
+            rank,
+            nope + value,
+            bias=False,
+            quant_config=quantization_config(quantization),
+            prefix=f"{prefix}.kv_b_proj",
+        )
+        layer: torch.nn.Module = MLAAttention(
+            num_heads=1,
+            scale=1.0,
+            qk_nope_head_dim=nope,
+            qk_rope_head_dim=rope,
+            v_head_dim=value,
+            q_lora_rank=None,
+            kv_lora_rank=rank,
+            kv_b_proj=projection,
+            cache_config=config.cache_config,
+            prefix=f"{prefix}.attn",
+            # Else the model's head sizes decide, and this model has none.
+            prefill_backend_cls=FlashAttnPrefillBackend,
+        )
+    return load(layer)
+
+
 @contextlib.contextmanager
 def engine(config: Any, device: torch.device) -> Iterator[None]:
     """Default dtype and device as while a model is constructed."""

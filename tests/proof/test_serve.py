@@ -44,10 +44,14 @@ DEFAULT = [slow(Proof(SMALL, ())), slow(Proof(SMALL, ("--mode=graphs",)))]
 # 64 rows: three classes of rows, a few kernels, each a real Hopper cubin.
 REAL = Proof(SMALL, ("--kernel=deep_gemm", "--max-num-batched-tokens=64"), nvcc="real")
 STOCK = direct(SMALL, "--stock")
+# Two ranks, so that `kv_b_proj` is one of those that have kernels above 1024 rows.
+CONTEXT = direct(
+    "deepseek-v2-lite-fp8", "--tp=2", "--max-num-batched-tokens=1024", "--context=16384"
+)
 
 
-def check(result: Result) -> None:
-    assert result["right"] == result["asked"] == 463 + 556
+def check(result: Result, more: int = 0) -> None:
+    assert result["right"] == result["asked"] == 463 + 556 + more
     assert result["layers"] > 0
     assert result["deep_gemm_before"] > 0
     assert result["deep_gemm_after"] == []
@@ -81,6 +85,15 @@ def test_the_compiler_is_the_one_that_the_requirements_brought(
     check(result)
     compiler = Path(result["nvcc"].removeprefix("real: ").split()[0])
     assert compiler.parts[-4:] == ("nvidia", "cu13", "bin", "nvcc")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proof", [CONTEXT], ids=str)
+def test_context_that_mla_computes_again_is_covered(
+    proof: Proof, result_of: Callable[[Proof], Result]
+) -> None:
+    """Stock builds eight kernels after ready."""
+    check(result_of(proof), more=5)
 
 
 @pytest.mark.slow

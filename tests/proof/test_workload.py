@@ -40,3 +40,12 @@ def test_batches_are_concurrent_requests_of_the_stated_number() -> None:
 
     assert [len(batch) for batch in batches] == [2, 17]
     assert len({request.seed for batch in batches for request in batch}) == 19
+
+
+def test_prompts_of_a_context_are_sent_alone_and_together() -> None:
+    alone, together = workload.context_requests(4096)
+
+    assert [request.size for request in alone] == [4096]
+    assert [request.size for request in together] == [4096, 3999, 3902, 3805]
+    assert workload.longest(512, 4096) >= 4096 + 1
+    assert workload.longest(512) < 4096

@@ -165,7 +165,7 @@ def serve_command(settings: Settings, port: int) -> list[str]:
         "--no-enable-prefix-caching",
         "--disable-uvicorn-access-log",
         f"--max-num-batched-tokens={settings.limit}",
-        f"--max-model-len={workload.longest(settings.limit)}",
+        f"--max-model-len={workload.longest(settings.limit, settings.context)}",
         f"--tensor-parallel-size={settings.tp}",
     ]
     if settings.mode == "eager":
@@ -201,7 +201,8 @@ def _nvcc(settings: Settings, where: Caches) -> str:
 
 def _steps(settings: Settings) -> list[list[workload.Request]]:
     sized = [[request] for request in workload.sized_requests(settings.limit)]
-    return sized + workload.batch_requests()
+    context = workload.context_requests(settings.context) if settings.context else []
+    return sized + workload.batch_requests() + context
 
 
 def _measure(
@@ -319,13 +320,14 @@ def table(result: Result) -> str:
     side = "vLLM as it is" if facts["stock"] else "this patch set"
     device = facts["device"]
     where = "this machine's GPU" if device == REAL else f"stand-in for {device}"
+    context = f", prompts of {facts['context']}" if facts["context"] else ""
     layers = "not reported by stock" if facts["stock"] else "no report"
     rows = {
         "model": f"{facts['model']}, {' '.join(facts['extra'])}".rstrip(", "),
         "base": f"vllm {result.base}, {side}, commit {result.commit}",
         "device": f"{where}, tensor parallel {facts['tp']}",
         "mode": f"{facts['mode']}, runner {facts['runner']}, kernel {facts['kernel']}, "
-        f"at most {facts['limit']} rows",
+        f"at most {facts['limit']} rows{context}",
         "nvcc": result.nvcc,
         "layers registered": layers if result.layers is None else str(result.layers),
         "DeepGEMM kernels": _kernels(

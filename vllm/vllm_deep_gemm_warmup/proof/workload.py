@@ -88,6 +88,24 @@ def batch_requests(sizes: Iterable[int] = BATCHES) -> list[list[Request]]:
     ]
 
 
-def longest(limit: int, count: int = SIZES) -> int:
+def context_requests(context: int) -> list[list[Request]]:
+    """Return a prompt of ``context`` tokens, then four at the same time.
+
+    Longer than a step, they are computed in pieces, and for every piece but the first
+    MLA computes what went before again. One alone passes the multiples of the step;
+    four share it, and their pieces end anywhere.
+    """
+    sizes = [[context], [context - 97 * number for number in range(4)]]
+    return [
+        [
+            Request(f"prompt of {size}", size, 1, seed=2_000_000 + size)
+            for size in together
+            if size > 0
+        ]
+        for together in sizes
+    ]
+
+
+def longest(limit: int, context: int = 0, count: int = SIZES) -> int:
     """Return the context length, in tokens, that the workload needs."""
-    return max(prompt_sizes(limit, count)) + HEADROOM
+    return max(*prompt_sizes(limit, count), context) + HEADROOM

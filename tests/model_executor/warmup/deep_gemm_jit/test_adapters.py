@@ -1,12 +1,17 @@
-"""Experts on DeepGEMM say what both of their GEMMs run; on Triton, nothing."""
+"""What experts on DeepGEMM run, and MLA for the context of a prompt, is described."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from vllm.model_executor.warmup.deep_gemm_jit.plan import Registered, make_plan
+from vllm.model_executor.warmup.deep_gemm_jit.plan import (
+    Registered,
+    Skipped,
+    make_plan,
+)
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
     ExpertRouting,
@@ -14,7 +19,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     ScaleLayout,
 )
 
-from ...real_layers import FP8, make_experts
+from ...real_layers import FP8, make_experts, make_mla
 
 # 4 experts, two of them for each token, of hidden size 512 and width 256.
 EXPERTS, TOP_K, HIDDEN, WIDTH = 4, 2, 512, 256
@@ -61,3 +66,32 @@ def test_both_weights_of_experts_on_deep_gemm_are_described(experts: Made) -> No
 
 def test_experts_on_another_backend_have_nothing_to_warm(experts: Made) -> None:
     assert make_plan(torch.nn.ModuleList([experts("triton")]), LIMIT).specs == ()
+
+
+@pytest.fixture
+def attention(vllm_config: Any, device: torch.device) -> Iterator[torch.nn.Module]:
+    """MLA attention with a block-FP8 ``kv_b_proj`` of (256, 512)."""
+    yield make_mla(vllm_config, device, FP8, "layers.0")
+    vllm_config.compilation_config.static_forward_context.clear()
+
+
+def test_the_context_of_mla_has_rows_beyond_a_step_s(attention: Any) -> None:
+    most = attention.chunked_prefill_workspace_size
+    plan = make_plan(torch.nn.ModuleDict({"attn": attention}), LIMIT)
+
+    projection, context = sorted(plan.select(Registered), key=lambda o: o.adapter)
+    assert projection.name == "attn.kv_b_proj"
+    assert context.name == "attn"
+    (own,) = [s for s in projection.specs if s.entry_point is EntryPoint.FP8_GEMM_NT]
+    (beyond,) = context.specs
+    assert (own.rows.last, beyond.rows) == (LIMIT, RowRange(LIMIT + 1, most))
+    assert dataclasses.replace(beyond, rows=own.rows) == own
+    assert plan.weights[beyond] is not None
+
+
+def test_a_step_as_large_as_a_context_chunk_covers_it(attention: Any) -> None:
+    most = attention.chunked_prefill_workspace_size
+    plan = make_plan(torch.nn.ModuleDict({"attn": attention}), most)
+
+    assert [outcome.name for outcome in plan.select(Skipped)] == ["attn"]
+    assert {spec.rows.last for spec in plan.specs} == {31, most}

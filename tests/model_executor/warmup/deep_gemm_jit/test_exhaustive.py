@@ -88,13 +88,23 @@ def cases(names: Iterable[str]) -> list[dict[str, Any]]:
     ]
 
 
+def context_cases() -> list[dict[str, Any]]:
+    """MLA's context chunks: rows beyond a step's, up to the largest workspace."""
+    n, k = SHAPES["DeepSeek-V3 TP8 kv_b"]
+    kernel = {**PLAIN, "first": 513}
+    return [
+        {"name": "context", "n": n, "k": k, "sms": sms, "limit": 65536, **kernel}
+        for sms in SM_COUNTS
+    ]
+
+
 # One of each kind, for the default run: kernel, SM count, limit, experts.
 FEW = [
     case
     for case in cases(DEFAULT)
     if (case["first"], case["sms"], case["limit"]) in {(32, 132, 8192), (1, 78, 1000)}
 ] + [case for case in expert_cases()[:4] if case["limit"] == 1000]
-ALL = cases(SHAPES) + expert_cases()
+ALL = cases(SHAPES) + expert_cases() + context_cases()
 
 
 def sweep(
