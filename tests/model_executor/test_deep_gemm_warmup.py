@@ -1,6 +1,5 @@
 """Layers register what they run; the warmup builds that and names the rest."""
 
-import dataclasses
 import gc
 import json
 import pathlib
@@ -29,8 +28,6 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
     GemmSpec,
     RowRange,
-    ScaleLayout,
-    TensorLayout,
 )
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
@@ -43,6 +40,7 @@ from .real_layers import (
     load,
     quantization_config,
 )
+from .warmup.deep_gemm_jit.specs import linear_spec
 
 LIMIT = 512
 MakeLinear = Callable[..., torch.nn.Module]
@@ -464,21 +462,8 @@ def test_a_provider_that_raises_is_one_row_and_the_rest_goes_on(
     assert [outcome.name for outcome in plan.select(Registered)] == ["c"]
 
 
-def a_spec() -> GemmSpec:
-    return GemmSpec(
-        entry_point=EntryPoint.FP8_GEMM_NT,
-        n=256,
-        k=128,
-        groups=1,
-        rows=RowRange(1, LIMIT),
-        weight_scale=TensorLayout((2, 1), (1, 1), "float32"),
-        activation_scale=ScaleLayout.COLUMN_MAJOR,
-        ue8m0_cast=False,
-    )
-
-
 def specs_then_error() -> Iterator[GemmSpec]:
-    yield a_spec()
+    yield linear_spec()
     raise IndexError("no idea")
 
 
@@ -488,9 +473,9 @@ def specs_then_error() -> Iterator[GemmSpec]:
         (None, "TypeError: 'NoneType' object is not iterable"),
         ([], "named nothing that it runs"),
         ("fp8_gemm_nt", "named a str in place of a GemmSpec"),
-        ([[a_spec()]], "named a list in place of a GemmSpec"),
-        ([dataclasses.replace(a_spec(), rows=RowRange(1, 0))], "rows 1..0"),
-        ([dataclasses.replace(a_spec(), n=0)], "N=0 K=128"),
+        ([[linear_spec()]], "named a list in place of a GemmSpec"),
+        ([linear_spec(rows=RowRange(1, 0))], "rows 1..0"),
+        ([linear_spec(n=0)], "N=0 K=7168"),
         (specs_then_error(), "IndexError: no idea"),
     ],
     ids=["None", "empty", "a string", "a list", "no rows", "no columns", "generator"],

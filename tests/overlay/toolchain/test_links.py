@@ -117,32 +117,23 @@ def test_no_link_lies_where_the_library_s_shell_would_break(
     assert links.parent.parent == tmp_path / "temp"
 
 
-def test_folder_of_another_user_is_not_used(
+@pytest.mark.parametrize("whose", ["another user's", "everybody's"])
+def test_folder_that_another_user_could_fill_is_not_used(
     pip_root: Path,
     facts: Callable[..., Facts],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    whose: str,
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / "cache" / "deep_gemm_warmup"
     folder.mkdir(parents=True)
-    if os.getuid() == 0:
+    if whose == "everybody's":
+        folder.chmod(0o777)
+    elif os.getuid() == 0:
         os.chown(folder, 4242, -1)
     else:
         monkeypatch.setattr("os.getuid", lambda: 4242)
-    assert folder not in cuda_home_links(pip_root, facts()).parents
-
-
-def test_folder_that_others_can_write_is_not_used(
-    pip_root: Path,
-    facts: Callable[..., Facts],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = tmp_path / "cache" / "deep_gemm_warmup"
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
     assert folder not in cuda_home_links(pip_root, facts()).parents
 
 
