@@ -1,5 +1,6 @@
 /* Device attributes.  Those that every posed device shares are listed; those that differ
- * come from the pose or its compute capability; the rest is an error, since a guessed size would be believed. */
+ * come from the pose or its compute capability; the rest is an error, since a guessed
+ * size would be believed. */
 #include "standin.h"
 
 #include <string.h>
