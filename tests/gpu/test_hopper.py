@@ -35,8 +35,10 @@ from vllm.model_executor.warmup.deep_gemm_jit.operands import allocate
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint, GemmSpec, RowRange, ScaleLayout, TensorLayout)
 device = torch.device("cuda", 0)
-spec = GemmSpec(EntryPoint.FP8_GEMM_NT, 1024, 2048, 1, RowRange(1, 512),
-    TensorLayout((8, 16), (16, 1), "float32"), ScaleLayout.COLUMN_MAJOR, True)
+spec = GemmSpec(entry_point=EntryPoint.FP8_GEMM_NT, n=1024, k=2048, groups=1,
+    rows=RowRange(1, 512), ue8m0_cast=True,
+    weight_scale=TensorLayout((8, 16), (16, 1), "float32"),
+    activation_scale=ScaleLayout.COLUMN_MAJOR)
 before = torch.cuda.memory_allocated()
 for rows in (1, 33, 64, 512):
     operands = allocate(spec, 512, None, device, overlapping=True)

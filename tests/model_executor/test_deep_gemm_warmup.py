@@ -40,7 +40,7 @@ from .real_layers import (
     load,
     quantization_config,
 )
-from .warmup.deep_gemm_jit.specs import linear_spec
+from .warmup.deep_gemm_jit.specs import gemms, linear_spec
 
 LIMIT = 512
 MakeLinear = Callable[..., torch.nn.Module]
@@ -73,7 +73,7 @@ def test_a_layer_of_every_origin_registers(
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", WRAPPER if kernel == "plain" else "")
     (outcome,) = plan_of(proj=load(linear(256, 128, ORIGINS[origin]))).outcomes
     assert isinstance(outcome, Registered)
-    assert {(spec.n, spec.k) for spec in outcome.specs} == {(256, 128)}
+    assert {(spec.n, spec.k) for spec in gemms(outcome.specs)} == {(256, 128)}
     rows = {spec.entry_point: spec.rows for spec in outcome.specs}
     if kernel == "plain":
         assert rows == {EntryPoint.FP8_GEMM_NT: RowRange(1, LIMIT)}
@@ -195,7 +195,7 @@ def test_a_block_fp8_lm_head_registers(
         )
     (outcome,) = plan_of(lm_head=load(head)).outcomes
     assert isinstance(outcome, Registered)
-    assert (outcome.specs[0].n, outcome.specs[0].k) == (512, 256)
+    assert {(spec.n, spec.k) for spec in gemms(outcome.specs)} == {(512, 256)}
 
 
 @pytest.mark.parametrize("n", [64, 192, 576, 2112])
@@ -205,7 +205,7 @@ def test_n_divisible_by_64_only_is_covered(
     layer = load(linear(n, 7168, FP8))
     (outcome,) = plan_of(proj=layer).outcomes
     assert isinstance(outcome, Registered)
-    assert outcome.specs[0].weight_scale.shape == (-(-n // 128), 56)
+    assert gemms(outcome.specs)[0].weight_scale.shape == (-(-n // 128), 56)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2072, 7168), (100, 7168), (2048, 7232)])
@@ -234,7 +234,7 @@ def test_modelopt_is_warmed_with_its_padded_last_block(
 ) -> None:
     (outcome,) = plan_of(proj=load(linear(2112, 256, MODELOPT))).outcomes
     assert isinstance(outcome, Registered)
-    assert outcome.specs[0].n == 2176
+    assert gemms(outcome.specs)[0].n == 2176
 
 
 def test_a_block_shape_given_as_a_tuple_counts(linear: MakeLinear, plain: None) -> None:
@@ -358,7 +358,7 @@ def test_a_kernel_with_names_of_its_own_is_asked_and_not_probed(
     provider.__class__ = ThirdName
     (outcome,) = plan_of(proj=layer).outcomes
     assert isinstance(outcome, Registered)
-    assert outcome.specs[0].weight_scale.shape == (2, 1)
+    assert gemms(outcome.specs)[0].weight_scale.shape == (2, 1)
 
 
 def test_no_scale_is_an_error_that_names_the_layer_and_all_shapes(
@@ -472,8 +472,8 @@ def specs_then_error() -> Iterator[GemmSpec]:
     [
         (None, "TypeError: 'NoneType' object is not iterable"),
         ([], "named nothing that it runs"),
-        ("fp8_gemm_nt", "named a str in place of a GemmSpec"),
-        ([[linear_spec()]], "named a list in place of a GemmSpec"),
+        ("fp8_gemm_nt", "named a str in place of a Spec"),
+        ([[linear_spec()]], "named a list in place of a Spec"),
         ([linear_spec(rows=RowRange(1, 0))], "rows 1..0"),
         ([linear_spec(n=0)], "N=0 K=7168"),
         (specs_then_error(), "IndexError: no idea"),
@@ -774,7 +774,7 @@ def test_four_shapes_of_a_model_under_the_wrapper(linear: MakeLinear) -> None:
     model = model_of(**{f"l{n}x{k}": load(linear(n, k, FP8)) for n, k in shapes})
     plan = make_plan(model, 8192)
     assert len(plan.select(Registered)) == 4
-    assert {(spec.n, spec.k) for spec in plan.specs} == set(shapes)
+    assert {(spec.n, spec.k) for spec in gemms(plan.specs)} == set(shapes)
     assert {spec.entry_point for spec in plan.specs} == {
         EntryPoint.FP8_GEMM_NT,
         EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM,

@@ -27,7 +27,7 @@ from vllm_deep_gemm_warmup.settings import Settings, read_settings
 from .deep_gemm_jit.calls import Call
 from .deep_gemm_jit.plan import Plan, make_plan
 from .deep_gemm_jit.report import Report, SpecResult, write_json
-from .deep_gemm_jit.spec import GemmSpec, Target
+from .deep_gemm_jit.spec import Spec, Target
 
 logger = init_logger(__name__)
 
@@ -153,7 +153,7 @@ class _Progress:
         self._start = self._last = time.perf_counter()
         self._speaks = _speaks()
 
-    def called(self, spec: GemmSpec, call: Call) -> None:
+    def called(self, spec: Spec, call: Call) -> None:
         self._built += len(call.built)
         now = time.perf_counter()
         if self._speaks and now - self._last >= _SECONDS_BETWEEN_LINES:

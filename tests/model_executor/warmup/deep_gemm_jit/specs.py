@@ -1,5 +1,6 @@
 """Specs for tests: they name what matters to them, the rest is a real layer's."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
@@ -8,6 +9,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     GemmSpec,
     RowRange,
     ScaleLayout,
+    Spec,
     TensorLayout,
 )
 
@@ -40,3 +42,11 @@ def grouped_spec(
         "routing": ExpertRouting(top_k=8, prefix_sum=True),
     }
     return linear_spec(n, k, **given | fields)
+
+
+def gemms(specs: Iterable[Spec]) -> list[GemmSpec]:
+    """``specs``, all of which have to be GEMMs."""
+    found = list(specs)
+    gemms = [spec for spec in found if isinstance(spec, GemmSpec)]
+    assert gemms == found
+    return gemms

@@ -20,6 +20,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
 )
 
 from ...real_layers import FP8, make_experts, make_mla
+from .specs import gemms
 
 # 4 experts, two of them for each token, of hidden size 512 and width 256.
 EXPERTS, TOP_K, HIDDEN, WIDTH = 4, 2, 512, 256
@@ -48,7 +49,7 @@ def test_both_weights_of_experts_on_deep_gemm_are_described(experts: Made) -> No
     plan = make_plan(torch.nn.ModuleList([experts("deep_gemm")]), LIMIT)
 
     assert [type(outcome) for outcome in plan.outcomes] == [Registered, Registered]
-    w13, w2 = plan.specs
+    w13, w2 = gemms(plan.specs)
     assert (w13.groups, w13.n, w13.k) == (EXPERTS, 2 * WIDTH, HIDDEN)
     assert (w2.groups, w2.n, w2.k) == (EXPERTS, HIDDEN, WIDTH)
     assert w13.activation_scale is ScaleLayout.ROW_MAJOR

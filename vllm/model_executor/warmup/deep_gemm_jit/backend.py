@@ -14,7 +14,7 @@ from .cache import CacheWatch
 from .calls import Call, describe_failure
 from .entry_points import STRATEGIES, Shape, Strategy
 from .provider import Weights
-from .spec import EntryPoint, GemmSpec, Target
+from .spec import EntryPoint, Spec, Target
 
 # Of the free memory, for A and D where a driver refuses rows that overlap.
 _DENSE_SHARE = 0.5
@@ -51,11 +51,11 @@ class Backend:
 
     def run(
         self,
-        spec: GemmSpec,
+        spec: Spec,
         weights: Weights | None,
         *,
         every_row: bool,
-        listener: Callable[[GemmSpec, Call], None],
+        listener: Callable[[Spec, Call], None],
     ) -> tuple[list[Call], list[int]]:
         """Call DeepGEMM until every kernel of ``spec`` is built and loaded.
 
@@ -113,7 +113,7 @@ class Backend:
         return tuple(name for cache in self._caches for name in cache.new_entries())
 
     def _allocate(
-        self, spec: GemmSpec, shapes: Sequence[Shape], weights: Weights | None
+        self, spec: Spec, shapes: Sequence[Shape], weights: Weights | None
     ) -> "_Caller":
         strategy = STRATEGIES[spec.entry_point]
         max_rows = max(shape.rows for shape in shapes)
@@ -131,7 +131,7 @@ class Backend:
         )
 
     def _rows_may_overlap(
-        self, spec: GemmSpec, shapes: Sequence[Shape], weights: Weights | None
+        self, spec: Spec, shapes: Sequence[Shape], weights: Weights | None
     ) -> bool:
         """Find out once for each entry point, by its first spec's smallest call.
 
@@ -165,15 +165,15 @@ class Backend:
 class _Caller:
     """A spec with operands for calls of up to ``max_rows`` rows."""
 
-    spec: GemmSpec
-    strategy: Strategy[Any, Any]
+    spec: Spec
+    strategy: Strategy[Any, Any, Any]
     operands: Any
     max_rows: int
 
     @classmethod
     def allocate(
         cls,
-        spec: GemmSpec,
+        spec: Spec,
         max_rows: int,
         weights: Weights | None,
         device: torch.device,

@@ -15,7 +15,7 @@ from vllm.utils import deep_gemm as deep_gemm_utils
 from .operands import Operands, allocate, dense_bytes
 from .provider import Weights
 from .rows import rows_to_run
-from .spec import EntryPoint, ExpertRouting, GemmSpec, Target
+from .spec import EntryPoint, ExpertRouting, GemmSpec, Spec, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +32,12 @@ class GroupedShape(Shape):
     alignment: int
 
 
+SpecT = TypeVar("SpecT", bound=Spec)
 ShapeT = TypeVar("ShapeT", bound=Shape)
 OperandsT = TypeVar("OperandsT")
 
 
-class Strategy(abc.ABC, Generic[ShapeT, OperandsT]):
+class Strategy(abc.ABC, Generic[SpecT, ShapeT, OperandsT]):
     """How the kernels of one entry point are made to be built.
 
     Whatever a method raises becomes a row of the report.
@@ -50,9 +51,7 @@ class Strategy(abc.ABC, Generic[ShapeT, OperandsT]):
     takes_strided_rows: ClassVar[bool] = True
 
     @abc.abstractmethod
-    def shapes(
-        self, spec: GemmSpec, target: Target, *, every_row: bool
-    ) -> list[ShapeT]:
+    def shapes(self, spec: SpecT, target: Target, *, every_row: bool) -> list[ShapeT]:
         """Return the calls that together take every kernel of ``spec``.
 
         Args:
@@ -65,7 +64,7 @@ class Strategy(abc.ABC, Generic[ShapeT, OperandsT]):
     @abc.abstractmethod
     def allocate(
         self,
-        spec: GemmSpec,
+        spec: SpecT,
         max_rows: int,
         weights: Weights | None,
         device: torch.device,
@@ -85,7 +84,7 @@ class Strategy(abc.ABC, Generic[ShapeT, OperandsT]):
         """
 
     @abc.abstractmethod
-    def dense_bytes(self, spec: GemmSpec) -> int:
+    def dense_bytes(self, spec: SpecT) -> int:
         """Return the bytes, at most, that a row takes where rows do not overlap."""
 
     @abc.abstractmethod
@@ -93,7 +92,7 @@ class Strategy(abc.ABC, Generic[ShapeT, OperandsT]):
         """Make one call, as serving makes it."""
 
 
-class _Gemm(Strategy[ShapeT, Operands]):
+class _Gemm(Strategy[GemmSpec, ShapeT, Operands]):
     """D = A @ B.T with one A, as ``Operands`` holds it."""
 
     def allocate(
@@ -217,7 +216,7 @@ def _routing(spec: GemmSpec) -> ExpertRouting:
     return spec.routing
 
 
-STRATEGIES: Mapping[EntryPoint, Strategy[Any, Any]] = {
+STRATEGIES: Mapping[EntryPoint, Strategy[Any, Any, Any]] = {
     EntryPoint.FP8_GEMM_NT: _PlainGemm(),
     EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS: _GroupedContiguousGemm(),
     EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: _FlashInferGemm(),

@@ -8,7 +8,7 @@ import torch
 
 from .adapters import adapt
 from .provider import PROVIDER_ATTRIBUTE, Rejected, WarmupProvider, Weights
-from .spec import GemmSpec
+from .spec import Spec
 
 # A kernel lies at quant_method, scheme, or in an object that one of them holds
 # (INC wraps Fp8LinearMethod): three steps reach all of them.
@@ -29,7 +29,7 @@ class Registered:
     """
 
     name: str
-    specs: tuple[GemmSpec, ...]
+    specs: tuple[Spec, ...]
     adapter: bool = False
 
 
@@ -59,16 +59,16 @@ class Plan:
 
     Attributes:
         outcomes: One for every layer that is block-FP8 or runs on DeepGEMM.
-        weights: For every spec, weight (N, K) or (groups, N, K) and block scale
-            of the first layer that has it.
+        weights: For every spec, what the first layer that has it holds of its
+            operands.
 
     """
 
     outcomes: tuple[Outcome, ...]
-    weights: Mapping[GemmSpec, Weights | None]
+    weights: Mapping[Spec, Weights | None]
 
     @property
-    def specs(self) -> tuple[GemmSpec, ...]:
+    def specs(self) -> tuple[Spec, ...]:
         """Every distinct spec, in the order of the model's layers."""
         return tuple(self.weights)
 
@@ -76,7 +76,7 @@ class Plan:
         """Return the outcomes of one kind."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, kind)]
 
-    def layers_of(self, spec: GemmSpec) -> tuple[str, ...]:
+    def layers_of(self, spec: Spec) -> tuple[str, ...]:
         """Return the names of the layers that have ``spec``."""
         return tuple(
             layer.name for layer in self.select(Registered) if spec in layer.specs
@@ -92,7 +92,7 @@ def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
 
     """
     outcomes: list[Outcome] = []
-    weights: dict[GemmSpec, Weights | None] = {}
+    weights: dict[Spec, Weights | None] = {}
     for name, module in model.named_modules():
         try:
             providers, adapted = _providers_of(module)
@@ -162,10 +162,11 @@ def _specs_problem(specs: tuple[Any, ...]) -> str | None:
     if not specs:
         return "named nothing that it runs; one that runs nothing answers Rejected"
     for spec in specs:
-        if not isinstance(spec, GemmSpec):
-            return f"named a {type(spec).__name__} in place of a GemmSpec"
-        if not spec.rows or min(spec.n, spec.k, spec.groups) < 1:
-            return f"named a GEMM without rows or columns ({spec})"
+        if not isinstance(spec, Spec):
+            return f"named a {type(spec).__name__} in place of a Spec"
+        problem = spec.problem()
+        if problem is not None:
+            return f"named {problem}"
     return None
 
 

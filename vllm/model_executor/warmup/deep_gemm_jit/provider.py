@@ -6,12 +6,13 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from .spec import GemmSpec
+from .spec import Spec
 
 PROVIDER_ATTRIBUTE = "deep_gemm_warmup_provider"
 
-# Weight (N, K) or (groups, N, K), float8_e4m3fn, and its block scale.
-Weights = tuple[torch.Tensor, torch.Tensor]
+# What a layer holds of the operands: of a GEMM the weight (N, K) or (groups, N, K),
+# float8_e4m3fn, and its block scale.
+Weights = tuple[torch.Tensor, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +31,13 @@ class WarmupProvider(Protocol):
     layer becomes one row of the report and the other layers go on.
     """
 
-    def get_deep_gemm_warmup_weights(self, layer: torch.nn.Module) -> Weights:
-        """Return (weight, block scale) as serving hands them to DeepGEMM."""
+    def get_deep_gemm_warmup_weights(self, layer: torch.nn.Module) -> Weights | None:
+        """Return what ``layer`` holds, as serving hands it over; None: nothing."""
         ...
 
     def get_deep_gemm_warmup_specs(
         self, layer: torch.nn.Module, max_tokens: int
-    ) -> Sequence[GemmSpec] | Rejected:
+    ) -> Sequence[Spec] | Rejected:
         """Return what serving will run for ``layer`` with up to ``max_tokens``.
 
         Must not touch the device, import a model or call DeepGEMM.

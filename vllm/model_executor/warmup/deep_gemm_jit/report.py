@@ -9,7 +9,7 @@ from typing import Any
 
 from .calls import Call
 from .plan import Plan, Registered, Skipped, Unregistered
-from .spec import GemmSpec, Target
+from .spec import Spec, Target
 
 _VERSION = 1
 # Layers of one kind are many and alike: a line names the first few.
@@ -28,7 +28,7 @@ class SpecResult:
 
     """
 
-    spec: GemmSpec
+    spec: Spec
     layers: tuple[str, ...]
     calls: tuple[Call, ...]
     left: tuple[int, ...] = ()
@@ -85,11 +85,10 @@ class Report:
         return frozenset(name for result in self.results for name in result.built)
 
     @property
-    def shapes(self) -> frozenset[tuple[str, int, int, int]]:
-        """Distinct (entry point, N, K, groups)."""
+    def shapes(self) -> frozenset[tuple[str, str]]:
+        """Distinct entry points with a shape."""
         return frozenset(
-            (spec.entry_point, spec.n, spec.k, spec.groups)
-            for spec in (result.spec for result in self.results)
+            (result.spec.entry_point, result.spec.shape) for result in self.results
         )
 
     def problems(self) -> list[str]:

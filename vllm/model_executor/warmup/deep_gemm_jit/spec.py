@@ -1,8 +1,9 @@
-"""Decides what a unit of warmup is: one GEMM shape with the rows to cover."""
+"""Decides what a unit of warmup is: one function, one shape, the rows to cover."""
 
 import dataclasses
 import enum
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 
 class EntryPoint(enum.StrEnum):
@@ -91,21 +92,67 @@ class ExpertRouting:
     prefix_sum: bool
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class GemmSpec:
-    """One GEMM shape and the rows to cover: D[M, N] = A[M, K] @ B[N, K].T.
+@dataclasses.dataclass(frozen=True, order=True, kw_only=True)
+class Spec:
+    """What one entry point is called with, and for which rows.
 
-    A and B are float8_e4m3fn, D is bfloat16. Everything that enters DeepGEMM's
-    compile key and is known before a row count is here, so that equal specs
-    take equal kernels.
+    Everything that enters a compile key and is known before a row count is in the
+    fields of a subclass, so that equal specs take equal kernels.
 
     Attributes:
-        entry_point: The DeepGEMM function that serving calls.
+        entry_point: The function that serving calls.
+        rows: What serving varies from call to call; the subclass says what it
+            counts.
+
+    """
+
+    entry_point: EntryPoint
+    rows: RowRange
+
+    @property
+    def shape(self) -> str:
+        """The fixed part in a few words, such as ``N=576 K=7168``."""
+        raise NotImplementedError
+
+    def problem(self) -> str | None:
+        """Return why nothing can be built for this, or None."""
+        return None if self.rows else f"a call without rows ({self})"
+
+    def __str__(self) -> str:
+        return f"{self.entry_point} {self.shape}, rows {self.rows}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values that ``spec_from_json`` turns into an equal spec."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_json``; takes lists where JSON made them of tuples.
+
+        Raises:
+            KeyError, TypeError, ValueError: A field is missing or is no spec's.
+
+        """
+        return cls(
+            **{
+                **value,
+                "entry_point": EntryPoint(value["entry_point"]),
+                "rows": RowRange(**value["rows"]),
+            }
+        )
+
+
+@dataclasses.dataclass(frozen=True, order=True, kw_only=True)
+class GemmSpec(Spec):
+    """One GEMM shape and the rows to cover: D[M, N] = A[M, K] @ B[N, K].T.
+
+    A and B are float8_e4m3fn, D is bfloat16. ``rows`` are the row counts M of a
+    plain GEMM, and of a grouped one the numbers of tokens before routing.
+
+    Attributes:
         n: Rows of the weight.
         k: Columns of the weight.
         groups: Local experts; 1 for a plain GEMM.
-        rows: For a plain GEMM the row counts M; for a grouped one the numbers
-            of tokens before routing.
         weight_scale: The block scale exactly as the layer holds it after
             loading.
         activation_scale: How serving lays out the scale of A.
@@ -114,38 +161,30 @@ class GemmSpec:
 
     """
 
-    entry_point: EntryPoint
     n: int
     k: int
     groups: int
-    rows: RowRange
     weight_scale: TensorLayout
     activation_scale: ScaleLayout
     ue8m0_cast: bool
     routing: ExpertRouting | None = None
 
-    def __str__(self) -> str:
+    @property
+    def shape(self) -> str:
         experts = f", {self.groups} groups" if self.groups > 1 else ""
-        return f"{self.entry_point} N={self.n} K={self.k}{experts}, rows {self.rows}"
+        return f"N={self.n} K={self.k}{experts}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values that ``from_json`` turns into an equal spec."""
-        return dataclasses.asdict(self)
+    def problem(self) -> str | None:
+        if min(self.n, self.k, self.groups) < 1:
+            return f"a GEMM without rows or columns ({self})"
+        return super().problem()
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "GemmSpec":
-        """Inverse of ``to_json``; takes lists where JSON made them of tuples.
-
-        Raises:
-            KeyError, TypeError, ValueError: A field is missing or is no spec's.
-
-        """
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
         scale, routing = value["weight_scale"], value["routing"]
-        return cls(
-            **{
+        return super().from_json(
+            {
                 **value,
-                "entry_point": EntryPoint(value["entry_point"]),
-                "rows": RowRange(**value["rows"]),
                 "weight_scale": TensorLayout(
                     tuple(scale["shape"]), tuple(scale["stride"]), scale["dtype"]
                 ),
@@ -153,6 +192,23 @@ class GemmSpec:
                 "routing": None if routing is None else ExpertRouting(**routing),
             }
         )
+
+
+_SPEC_OF: Mapping[EntryPoint, type[Spec]] = {
+    EntryPoint.FP8_GEMM_NT: GemmSpec,
+    EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS: GemmSpec,
+    EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: GemmSpec,
+}
+
+
+def spec_from_json(value: Mapping[str, Any]) -> Spec:
+    """Return the spec that ``value`` was made of by ``to_json``.
+
+    Raises:
+        KeyError, TypeError, ValueError: A field is missing or is no spec's.
+
+    """
+    return _SPEC_OF[EntryPoint(value["entry_point"])].from_json(value)
 
 
 @dataclasses.dataclass(frozen=True)

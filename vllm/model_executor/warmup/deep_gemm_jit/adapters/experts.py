@@ -1,21 +1,15 @@
-"""Decides what modules run that do not say it themselves: experts, MLA's context.
+"""Decides what block-FP8 experts run: a grouped GEMM for each of two weights."""
 
-Each adapter fills the provider's contract for code of the base that does not
-register itself yet, and goes when that code does.
-"""
-
-import dataclasses
 import enum
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from vllm_deep_gemm_warmup.overlay import base_in_use
 
-from .library import packs_scales
-from .provider import PROVIDER_ATTRIBUTE, Rejected, WarmupProvider, Weights
-from .spec import (
+from ..library import packs_scales
+from ..provider import Rejected, WarmupProvider
+from ..spec import (
     EntryPoint,
     ExpertRouting,
     GemmSpec,
@@ -23,31 +17,17 @@ from .spec import (
     ScaleLayout,
     TensorLayout,
 )
+from .loaded import is_a
 
-_RUNNER_MODULE = "vllm.model_executor.layers.fused_moe.runner.moe_runner"
-_MLA_MODULE = "vllm.model_executor.layers.attention.mla_attention"
+_RUNNER = ("vllm.model_executor.layers.fused_moe.runner.moe_runner", "MoERunner")
 
 
 def adapt(module: torch.nn.Module) -> list[WarmupProvider]:
-    """Return the providers that speak for ``module``; none if no adapter fits.
-
-    Imports no model: a class that nobody has loaded cannot be in the model.
-    """
-    if _is_a(module, _RUNNER_MODULE, "MoERunner"):
-        experts = _deep_gemm_experts(module)
-        if experts is None:
-            return []
-        return [GroupedExperts(experts, weight) for weight in ExpertWeight]
-    if _is_a(module, _MLA_MODULE, "MLAAttention"):
-        projection: Any = module.kv_b_proj
-        provider = getattr(projection, PROVIDER_ATTRIBUTE, None)
-        return [] if provider is None else [MlaContext(projection, provider)]
-    return []
-
-
-def _is_a(module: torch.nn.Module, defined_in: str, name: str) -> bool:
-    loaded = sys.modules.get(defined_in)
-    return loaded is not None and isinstance(module, getattr(loaded, name))
+    """Return a provider for each weight of DeepGEMM's experts."""
+    experts = _deep_gemm_experts(module) if is_a(module, *_RUNNER) else None
+    if experts is None:
+        return []
+    return [GroupedExperts(experts, weight) for weight in ExpertWeight]
 
 
 def _deep_gemm_experts(runner: Any) -> Any | None:
@@ -141,49 +121,3 @@ def _uses_prefix_sum(activation: enum.Enum) -> bool:
     return base_in_use().experts_use_prefix_sum(
         activation.name, 10 * capability.major, packs_scales()
     )
-
-
-class MlaContext:
-    """Describes what MLA runs for the context of a prompt that it has begun.
-
-    The keys and values of that context are computed again by ``kv_b_proj``, in
-    chunks that ``max_num_batched_tokens`` does not bound but a workspace of its own
-    (``_compute_prefill_context`` of the base's ``mla_attention.py``).
-    """
-
-    def __init__(self, projection: torch.nn.Module, provider: WarmupProvider) -> None:
-        self._projection = projection
-        self._provider = provider
-
-    def get_deep_gemm_warmup_weights(self, layer: torch.nn.Module) -> Weights:
-        """Return weight (N, K) float8_e4m3fn and block scale of ``kv_b_proj``.
-
-        Args:
-            layer: The MLAAttention.
-
-        """
-        return self._provider.get_deep_gemm_warmup_weights(self._projection)
-
-    def get_deep_gemm_warmup_specs(
-        self, layer: torch.nn.Module, max_tokens: int
-    ) -> Sequence[GemmSpec] | Rejected:
-        """Return the rows of ``kv_b_proj`` that its own provider does not name.
-
-        Args:
-            layer: The MLAAttention.
-            max_tokens: Most rows that one step can send; those are the provider's.
-
-        """
-        attention: Any = layer
-        most = attention.chunked_prefill_workspace_size
-        if most <= max_tokens:
-            return Rejected(f"context chunks of {most} rows are no more than a step's")
-        every = self._provider.get_deep_gemm_warmup_specs(self._projection, most)
-        if isinstance(every, Rejected):
-            return every
-        beyond = RowRange(max_tokens + 1, most)
-        return [
-            dataclasses.replace(spec, rows=beyond)
-            for spec in every
-            if spec.rows.last == most
-        ]
