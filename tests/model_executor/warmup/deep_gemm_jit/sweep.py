@@ -12,43 +12,26 @@ import sys
 from typing import Any
 
 import torch
-from specs import grouped_spec, linear_spec  # type: ignore[import-not-found]
 from vllm.model_executor.warmup.deep_gemm_jit.backend import Backend, read_target
-from vllm.model_executor.warmup.deep_gemm_jit.spec import (
-    ExpertRouting,
-    GemmSpec,
-    RowRange,
-    ScaleLayout,
-)
+from vllm.model_executor.warmup.deep_gemm_jit.spec import spec_from_json
 from vllm.utils import deep_gemm as deep_gemm_utils
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
 
-def spec_of(case: dict[str, Any]) -> GemmSpec:
-    fields = {
-        "rows": RowRange(case["first"], case["limit"]),
-        "activation_scale": ScaleLayout(case["layout"]),
-    }
-    if "groups" not in case:
-        return linear_spec(case["n"], case["k"], **fields)
-    routing = ExpertRouting(case["top_k"], prefix_sum=True)
-    return grouped_spec(case["n"], case["k"], case["groups"], routing=routing, **fields)
-
-
 def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
-    """Warm and sweep one shape up to one limit."""
+    """Warm and sweep one spec: its sampled calls, and those of every row."""
     device = torch.device("cuda", 0)
     if case["sms"] is not None:
         deep_gemm_utils.set_num_sms(case["sms"])
     target = read_target(device)
     backend = Backend(device, target, read_kernel_caches())
-    spec = spec_of(case)
+    spec = spec_from_json(case["spec"])
     (first, first_left), (second, second_left) = (
         backend.run(spec, None, every_row=every_row, listener=lambda spec, call: None)
         for every_row in (sweep_first, not sweep_first)
     )
     return {
-        **case,
+        "name": case["name"],
         "target": str(target),
         "first": [name for call in first for name in call.built],
         "second": [name for call in second for name in call.built],

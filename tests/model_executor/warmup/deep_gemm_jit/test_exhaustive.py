@@ -4,6 +4,7 @@ Asked of DeepGEMM itself: the warmup's calls and a sweep of every M, in both
 orders. What the second of them builds is missing from the first.
 """
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -13,14 +14,36 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    ExpertRouting,
+    RowRange,
+    ScaleLayout,
+    Spec,
+)
 from vllm_deep_gemm_warmup import standin
+
+from .specs import grouped_spec, linear_spec
 
 SWEEP = pathlib.Path(__file__).with_name("sweep.py")
 # Neither all multiples of 64 nor all others.
 LIMITS = [1000, 8192]
 SM_COUNTS = [132, 114, 78]
-WRAPPER = {"first": 32, "layout": "column-major"}
-PLAIN = {"first": 1, "layout": "column-major-tma-aligned"}
+# Under either kernel: the first row, and the layout of A's scale.
+WRAPPER = (32, ScaleLayout.COLUMN_MAJOR)
+PLAIN = (1, ScaleLayout.COLUMN_MAJOR_TMA_ALIGNED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A spec to sweep with that many SMs; None: the device's own."""
+
+    name: str
+    spec: Spec
+    sms: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "spec": self.spec.to_json(), "sms": self.sms}
+
 
 # (N, K) by model and layer; sources: the models' public config.json files.
 SHAPES = {
@@ -52,63 +75,71 @@ DEFAULT = ["Qwen3-0.6B qkv", "DeepSeek-V3 kv_a", "Qwen3-Next shared down TP4"]
 
 # The experts' weights; ep_scatter and the activation lay out their scales.
 EXPERTS = {
-    "Qwen3-30B-A3B w13": (1536, 2048, 128, "row-major"),
-    "Qwen3-30B-A3B w2": (2048, 768, 128, "column-major"),
-    "DeepSeek-V3 TP8 w13": (512, 7168, 256, "row-major"),
-    "DeepSeek-V3 TP8 w2": (7168, 256, 256, "column-major"),
+    "Qwen3-30B-A3B w13": (1536, 2048, 128, ScaleLayout.ROW_MAJOR),
+    "Qwen3-30B-A3B w2": (2048, 768, 128, ScaleLayout.COLUMN_MAJOR),
+    "DeepSeek-V3 TP8 w13": (512, 7168, 256, ScaleLayout.ROW_MAJOR),
+    "DeepSeek-V3 TP8 w2": (7168, 256, 256, ScaleLayout.COLUMN_MAJOR),
 }
 
 
-def expert_cases() -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "n": n,
-            "k": k,
-            "groups": groups,
-            "top_k": 8,
-            "first": 1,
-            "layout": layout,
-            "sms": sms,
-            "limit": limit,
-        }
-        for name, (n, k, groups, layout) in EXPERTS.items()
-        for sms, limit in ((132, 8192), (78, 1000))
-    ]
+def linear_case(
+    name: str, kernel: tuple[int, ScaleLayout], limit: int, sms: int | None
+) -> Case:
+    first, layout = kernel
+    rows = RowRange(first, limit)
+    spec = linear_spec(*SHAPES[name], rows=rows, activation_scale=layout)
+    return Case(f"{name} from {first} to {limit}", spec, sms)
 
 
-def cases(names: Iterable[str]) -> list[dict[str, Any]]:
+def cases(names: Iterable[str]) -> list[Case]:
     return [
-        {"name": name, "n": n, "k": k, "sms": sms, "limit": limit, **kernel}
+        linear_case(name, kernel, limit, sms)
         for name in names
-        for n, k in (SHAPES[name],)
         for sms in SM_COUNTS
         for kernel in (WRAPPER, PLAIN)
         for limit in LIMITS
     ]
 
 
-def context_cases() -> list[dict[str, Any]]:
-    """MLA's context chunks: rows beyond a step's, up to the largest workspace."""
-    n, k = SHAPES["DeepSeek-V3 TP8 kv_b"]
-    kernel = {**PLAIN, "first": 513}
+def expert_cases(sms: int, limit: int) -> list[Case]:
+    routing = ExpertRouting(top_k=8, prefix_sum=True)
+    rows = RowRange(1, limit)
     return [
-        {"name": "context", "n": n, "k": k, "sms": sms, "limit": 65536, **kernel}
-        for sms in SM_COUNTS
+        Case(
+            name,
+            grouped_spec(
+                n, k, groups, rows=rows, activation_scale=layout, routing=routing
+            ),
+            sms,
+        )
+        for name, (n, k, groups, layout) in EXPERTS.items()
+    ]
+
+
+def context_cases() -> list[Case]:
+    """MLA's context chunks: rows beyond a step's, up to the largest workspace."""
+    kernel = (513, PLAIN[1])
+    return [
+        linear_case("DeepSeek-V3 TP8 kv_b", kernel, 65536, sms) for sms in SM_COUNTS
     ]
 
 
 # One of each kind, for the default run: kernel, SM count, limit, experts.
 FEW = [
-    case
-    for case in cases(DEFAULT)
-    if (case["first"], case["sms"], case["limit"]) in {(32, 132, 8192), (1, 78, 1000)}
-] + [case for case in expert_cases()[:4] if case["limit"] == 1000]
-ALL = cases(SHAPES) + expert_cases() + context_cases()
+    *(linear_case(name, WRAPPER, 8192, 132) for name in DEFAULT),
+    *(linear_case(name, PLAIN, 1000, 78) for name in DEFAULT),
+    *expert_cases(78, 1000)[:2],
+]
+ALL = [
+    *cases(SHAPES),
+    *expert_cases(132, 8192),
+    *expert_cases(78, 1000),
+    *context_cases(),
+]
 
 
 def sweep(
-    cases: list[dict[str, Any]],
+    cases: list[Case],
     *,
     sweep_first: bool,
     environ: dict[str, str],
@@ -118,7 +149,12 @@ def sweep(
         [
             sys.executable,
             str(SWEEP),
-            json.dumps({"cases": cases, "sweep_first": sweep_first}),
+            json.dumps(
+                {
+                    "cases": [case.to_json() for case in cases],
+                    "sweep_first": sweep_first,
+                }
+            ),
         ],
         # Its own cache: what another run has built would not be new.
         env={**environ, "DG_JIT_CACHE_DIR": str(cache)},
@@ -140,7 +176,7 @@ def sweep(
     ],
 )
 def test_sampled_rows_and_all_rows_take_the_same_kernels(
-    wanted: list[dict[str, Any]],
+    wanted: list[Case],
     sweep_first: bool,
     fake_nvcc_environment: dict[str, str],
     tmp_path: pathlib.Path,
@@ -160,14 +196,7 @@ def test_the_sm_count_is_the_device_s_own(
 ) -> None:
     """G25: a slice of 60 SMs; no kernel for 132 is built."""
     slice_of_60 = standin.environment("60", base_env=fake_nvcc_environment)
-    case = {
-        "name": "slice",
-        "n": 4096,
-        "k": 4096,
-        "sms": None,
-        "limit": 2048,
-        **WRAPPER,
-    }
+    case = linear_case("Qwen3-8B o", WRAPPER, 2048, None)
     (result,) = sweep([case], sweep_first=False, environ=slice_of_60, cache=tmp_path)
     assert result["target"] == "sm90-60sm"
     assert result["failures"] == []

@@ -1,0 +1,58 @@
+"""Decides how plain block-FP8 GEMMs are called, on DeepGEMM and on FlashInfer."""
+
+import torch
+from vllm.utils import deep_gemm as deep_gemm_utils
+
+from ..operands import Operands, allocate, dense_bytes
+from ..provider import Weights
+from ..rows import rows_to_run
+from ..spec import GemmSpec, Target
+from .strategy import Shape, ShapeT, Strategy
+
+
+class Gemm(Strategy[GemmSpec, ShapeT, Operands]):
+    """D = A @ B.T with one A, as ``Operands`` holds it."""
+
+    def allocate(
+        self,
+        spec: GemmSpec,
+        max_rows: int,
+        weights: Weights | None,
+        device: torch.device,
+        *,
+        overlapping: bool,
+    ) -> Operands:
+        return allocate(spec, max_rows, weights, device, overlapping=overlapping)
+
+    def dense_bytes(self, spec: GemmSpec) -> int:
+        return dense_bytes(spec)
+
+
+class PlainGemm(Gemm[Shape]):
+    """DeepGEMM's ``fp8_gemm_nt``: its kernels change with the row count M."""
+
+    def shapes(self, spec: GemmSpec, target: Target, *, every_row: bool) -> list[Shape]:
+        rows = rows_to_run(spec.rows, target, every_row=every_row)
+        return [Shape(count) for count in rows]
+
+    def call(self, operands: Operands, shape: Shape) -> None:
+        deep_gemm_utils.fp8_gemm_nt(
+            operands.a(shape.rows),
+            operands.b,
+            operands.d(shape.rows),
+            is_deep_gemm_e8m0_used=operands.spec.ue8m0_cast,
+        )
+
+
+class FlashInferGemm(Gemm[Shape]):
+    """FlashInfer's own DeepGEMM, for few rows, which it wants dense."""
+
+    takes_strided_rows = False
+
+    def shapes(self, spec: GemmSpec, target: Target, *, every_row: bool) -> list[Shape]:
+        """Its rows are few, and its windows are not DeepGEMM's: all of them."""
+        return [Shape(row) for row in range(spec.rows.first, spec.rows.last + 1)]
+
+    def call(self, operands: Operands, shape: Shape) -> None:
+        activation, _ = operands.a(shape.rows)
+        torch.ops.vllm.flashinfer_fp8_blockscale_gemm(activation, *operands.b)
