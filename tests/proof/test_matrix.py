@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from vllm_deep_gemm_warmup.proof import matrix, run
+from vllm_deep_gemm_warmup.proof import matrix, rows, run
 from vllm_deep_gemm_warmup.proof.settings import Settings
 
 
@@ -121,10 +121,10 @@ def test_a_folder_without_models_is_refused(
 def test_a_row_of_code_that_no_commit_names_is_run_again(
     models: Path, tmp_path: Path, commit: str, kept: int
 ) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(row(cell, commit) for cell in cells(models)))
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(row(cell, commit) for cell in cells(models)))
 
-    assert len(matrix.on_file(rows, commit)) == kept
+    assert len(rows.on_file(file, commit)) == kept
 
 
 def test_the_rows_file_does_not_make_the_checkout_a_changed_one() -> None:

@@ -1,20 +1,17 @@
-"""Decides which runs make up a matrix and which of them are done; prints a table."""
+"""Decides which runs make up a matrix of models and modes; prints a table."""
 
 import argparse
-import json
-import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from vllm_deep_gemm_warmup.proof import run
-from vllm_deep_gemm_warmup.proof.server import ServerError
+from vllm_deep_gemm_warmup.proof.rows import measured
 from vllm_deep_gemm_warmup.proof.settings import (
     Settings,
-    UsageError,
     positive,
     serve_options,
 )
@@ -48,37 +45,6 @@ def cells(folders: Iterable[Path], template: Settings, full: bool) -> list[Setti
         )
         for kernel, runner, mode, device, model in modes
     ]
-
-
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON lines file; a line cut off by an abort is skipped."""
-    if not path.is_file():
-        return
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            yield row
-
-
-def _key(facts: Mapping[str, Any], commit: str) -> str:
-    return json.dumps([facts, commit], sort_keys=True)
-
-
-def on_file(path: Path, commit: str) -> dict[str, dict[str, Any]]:
-    """Return the rows, by their key, of runs that need no repetition.
-
-    There are none of code that no commit names: it may have changed since.
-    """
-    if commit == "unknown" or commit.endswith("+"):
-        return {}
-    return {
-        _key(row["settings"], row["commit"]): row
-        for row in read(path)
-        if "error" not in row
-    }
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -136,17 +102,6 @@ def overview(rows: Iterable[Mapping[str, Any]]) -> str:
         texts = [*names, *(found.get(name, "") for name in columns), commit]
         table.append("| " + " | ".join(texts) + " |")
     return "\n".join(table)
-
-
-def _run(settings: Settings, commit: str) -> tuple[dict[str, Any], bool]:
-    try:
-        result = run.prove(settings, os.environ)
-    except (ServerError, UsageError) as error:
-        print(error, file=sys.stderr, flush=True)
-        row = {"settings": settings.facts(), "commit": commit, "error": str(error)}
-        return row, False
-    run.show(result)
-    return asdict(result), not result.problems
 
 
 def _folders(root: Path, names: Sequence[str]) -> list[Path]:
@@ -217,22 +172,10 @@ def main(argv: Sequence[str]) -> int:
         and options.mode in (None, cell.mode)
         and options.device in (None, cell.device)
     ]
-    commit = run.commit()
-    done = on_file(options.rows, commit)
-    rows, proved = [], True
-    for number, cell in enumerate(wanted, 1):
-        row = done.get(_key(cell.facts(), commit))
-        if row is None:
-            print(f"--- {number} of {len(wanted)}", flush=True)
-            row, good = _run(cell, commit)
-            with options.rows.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-        else:
-            good = not run.from_row(row).problems
-        proved = proved and good
-        rows.append(row)
+    pairs = list(measured(wanted, options.rows))
+    rows = [row for row, _ in pairs]
     print(markdown(rows), overview(rows), sep="\n\n")
-    return 0 if proved else 1
+    return 0 if all(good for _, good in pairs) else 1
 
 
 if __name__ == "__main__":

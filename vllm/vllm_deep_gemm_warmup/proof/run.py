@@ -402,6 +402,10 @@ def main(argv: Sequence[str]) -> int:
                 from vllm_deep_gemm_warmup.proof import matrix
 
                 return matrix.main(argv[1:])
+            if argv and argv[0] == "--cases":
+                from vllm_deep_gemm_warmup.proof import cases
+
+                return cases.main(argv[1:])
             return _main(parse(argv))
     except UsageError as error:
         print(error, file=sys.stderr)

@@ -107,7 +107,8 @@ def parser() -> argparse.ArgumentParser:
         "and after it was ready. Exit status 0: every request was answered as asked "
         "and no DeepGEMM kernel was built after ready.",
         epilog="`vllm-deep-gemm prove --matrix FOLDER` runs every model folder in "
-        "FOLDER in every mode and prints a table.",
+        "FOLDER in every mode and prints a table; `prove --cases FILE` runs "
+        "what a file names, with stock as well.",
     )
     add = made.add_argument
     add("model", type=Path, metavar="MODEL_DIR")
