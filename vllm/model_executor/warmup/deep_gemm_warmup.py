@@ -85,6 +85,10 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
     plan = make_plan(model, max_tokens)
     if not plan.outcomes:
         return []
+    if plan.switched_off is not None:
+        if _speaks():
+            logger.info("DeepGEMM warmup: nothing was warmed: %s", plan.switched_off)
+        return []
     target, results = _build(plan, settings) if plan.weights else (None, ())
     report = Report(
         plan=plan,
@@ -155,6 +159,7 @@ def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
 
 def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ...]]:
     # Talks to DeepGEMM: not to be imported for a model that has no use for it.
+    from .deep_gemm_jit import monitor
     from .deep_gemm_jit.backend import Backend, read_target
 
     device = torch.device("cuda", torch.cuda.current_device())
@@ -173,6 +178,8 @@ def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ..
                 SpecResult(spec, plan.layers_of(spec), tuple(calls), tuple(left))
             )
         backend.finish()
+    # For a model that has no linear layer on DeepGEMM, whose load would do it.
+    monitor.install(None)
     return target, tuple(results)
 
 

@@ -1,6 +1,7 @@
 """Decides what the JSON report holds."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from ..plan import Registered, Skipped, Unregistered
@@ -21,8 +22,8 @@ def to_json(report: Report) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "layers": {
             "registered": len(plan.select(Registered)),
-            "skipped": [dataclasses.asdict(o) for o in plan.select(Skipped)],
-            "unregistered": [dataclasses.asdict(o) for o in plan.select(Unregistered)],
+            "skipped": _named(plan.select(Skipped)),
+            "unregistered": _named(plan.select(Unregistered)),
         },
         "kernels": {
             "built": len(report.built),
@@ -31,6 +32,10 @@ def to_json(report: Report) -> dict[str, Any]:
         "coverage": dataclasses.asdict(summarize(report)),
         "specs": [_spec(result) for result in report.results],
     }
+
+
+def _named(outcomes: Sequence[Skipped | Unregistered]) -> list[dict[str, str]]:
+    return [{"name": each.name, "reason": each.reason} for each in outcomes]
 
 
 def _spec(result: SpecResult) -> dict[str, Any]:
