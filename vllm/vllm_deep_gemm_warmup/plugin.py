@@ -15,6 +15,7 @@ from pathlib import Path
 
 from . import finder, toolchain
 from .finder import Decision
+from .metrics import collect_builds
 from .settings import OURS, check_settings, check_switch
 
 # Says what a parent process has said already. Not a VLLM_ name: those
@@ -53,6 +54,7 @@ def register() -> None:
         return
     os.environ.update(toolchain.variables(toolchain.read_facts()))
     place_flashinfer_cache(os.environ)
+    collect_builds(os.environ)
     # What it found is said where a block-FP8 layer asks for it, and only there:
     # a model without one gets no line from us.
     if logger.isEnabledFor(logging.DEBUG):

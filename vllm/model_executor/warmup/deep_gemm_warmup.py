@@ -9,6 +9,7 @@ Upstream: vllm-project/vllm#49905 (coverage), #56452 (providers).
 Removal: when the base's warmup builds from specs and reports.
 """
 
+import pathlib
 import sys
 import time
 
@@ -17,17 +18,21 @@ from vllm.distributed.parallel_state import (
     get_dp_group,
     get_pp_group,
     get_tensor_model_parallel_rank,
+    get_world_group,
 )
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.tracing import instrument
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
+from vllm_deep_gemm_warmup.node import meeting_folder
 from vllm_deep_gemm_warmup.settings import Settings, read_settings
 
-from .deep_gemm_jit.calls import Call
 from .deep_gemm_jit.plan import Plan, make_plan
-from .deep_gemm_jit.report import Report, SpecResult, write_json
-from .deep_gemm_jit.spec import Spec, Target
+from .deep_gemm_jit.progress import Progress, Turn
+from .deep_gemm_jit.report import text
+from .deep_gemm_jit.report.files import write_report
+from .deep_gemm_jit.report.values import Report, SpecResult
+from .deep_gemm_jit.spec import Target
 
 logger = init_logger(__name__)
 
@@ -35,7 +40,8 @@ _MEGA_MOE_MODULES = (
     "vllm.models.deepseek_v4.nvidia.model",
     "vllm.models.kimi_k3.nvidia.model",
 )
-_SECONDS_BETWEEN_LINES = 5.0
+# Of a failure that every kernel shares, the first lines tell as much as all.
+_PROBLEMS_SHOWN = 8
 
 
 @instrument(span_name="DeepGEMM warmup")
@@ -79,6 +85,10 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
     plan = make_plan(model, max_tokens)
     if not plan.outcomes:
         return []
+    if plan.switched_off is not None:
+        if _speaks():
+            logger.info("DeepGEMM warmup: nothing was warmed: %s", plan.switched_off)
+        return []
     target, results = _build(plan, settings) if plan.weights else (None, ())
     report = Report(
         plan=plan,
@@ -90,7 +100,9 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
     )
     if _speaks():
         _publish(report, settings)
-    return report.problems()
+    else:
+        _point_to_problems(report, settings)
+    return text.problems(report)
 
 
 def _speaks() -> bool:
@@ -102,18 +114,37 @@ def _speaks() -> bool:
 
 
 def _publish(report: Report, settings: Settings) -> None:
-    for line in (*report.problems(), *report.notices()):
+    problems = text.problems(report)
+    hidden = len(problems) - _PROBLEMS_SHOWN
+    for line in (*problems[:_PROBLEMS_SHOWN], *text.notices(report)):
         logger.warning(line)
+    if hidden > 0:
+        logger.warning("DeepGEMM warmup: and %d more problems", hidden)
+    if problems:
+        logger.info(text.screen(report))
     if report.results:
-        logger.info(report.summary())
+        logger.info(text.summary(report))
+    stage = get_pp_group().rank_in_group
+    _write(report, settings, f"-stage{stage}" if stage else "")
+
+
+def _point_to_problems(report: Report, settings: Settings) -> None:
+    """Say in one line what went wrong on a rank that does not report."""
+    problems = text.problems(report)
+    if not problems:
+        return
+    rank = get_world_group().rank
+    more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+    logger.warning("rank %d: %s%s", rank, problems[0], more)
+    _write(report, settings, f"-rank{rank}")
+
+
+def _write(report: Report, settings: Settings, suffix: str) -> None:
     if settings.report is None:
         return
-    stage = get_pp_group().rank_in_group
-    path = settings.report
-    if stage:
-        path = path.with_name(f"{path.stem}-stage{stage}{path.suffix}")
+    path = _beside(settings.report, suffix)
     try:
-        write_json(report, path)
+        write_report(report, path)
     except OSError as error:
         logger.warning(
             "DeepGEMM warmup report (%s): %s; name a file that can be written",
@@ -122,50 +153,34 @@ def _publish(report: Report, settings: Settings) -> None:
         )
 
 
+def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
+    return path.with_name(f"{path.stem}{suffix}{path.suffix}")
+
+
 def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ...]]:
     # Talks to DeepGEMM: not to be imported for a model that has no use for it.
+    from .deep_gemm_jit import monitor
     from .deep_gemm_jit.backend import Backend, read_target
 
     device = torch.device("cuda", torch.cuda.current_device())
     target = read_target(device)
     backend = Backend(device, target, read_kernel_caches())
-    progress = _Progress(len(plan.weights))
+    turn = Turn(meeting_folder(), first=_speaks() and get_pp_group().is_first_rank)
     results = []
-    for spec, weights in plan.weights.items():
-        calls, left = backend.run(
-            spec, weights, every_row=settings.every_row, listener=progress.called
-        )
-        progress.specs += 1
-        results.append(
-            SpecResult(spec, plan.layers_of(spec), tuple(calls), tuple(left))
-        )
-    backend.finish()
-    return target, tuple(results)
-
-
-class _Progress:
-    """Logs a line every few seconds while kernels are being built."""
-
-    def __init__(self, total: int) -> None:
-        self.specs = 0
-        self._total = total
-        self._built = 0
-        self._start = self._last = time.perf_counter()
-        self._speaks = _speaks()
-
-    def called(self, spec: Spec, call: Call) -> None:
-        self._built += len(call.built)
-        now = time.perf_counter()
-        if self._speaks and now - self._last >= _SECONDS_BETWEEN_LINES:
-            self._last = now
-            logger.info(
-                "DeepGEMM warmup: %d of %d shapes, %d kernels built, %.0f s, now %s",
-                self.specs,
-                self._total,
-                self._built,
-                now - self._start,
-                spec,
+    with Progress(len(plan.weights), turn, logger.info) as progress:
+        for spec, weights in plan.weights.items():
+            progress.begin(spec)
+            calls, left = backend.run(
+                spec, weights, every_row=settings.every_row, listener=progress.called
             )
+            progress.finished(spec)
+            results.append(
+                SpecResult(spec, plan.layers_of(spec), tuple(calls), tuple(left))
+            )
+        backend.finish()
+    # For a model that has no linear layer on DeepGEMM, whose load would do it.
+    monitor.install(None)
+    return target, tuple(results)
 
 
 def _warm_mega_moe(

@@ -7,7 +7,13 @@ from typing import Any, TypeVar
 import torch
 
 from .adapters import adapt
-from .provider import PROVIDER_ATTRIBUTE, Rejected, WarmupProvider, Weights
+from .provider import (
+    PROVIDER_ATTRIBUTE,
+    Rejected,
+    SwitchedOff,
+    WarmupProvider,
+    Weights,
+)
 from .spec import Spec
 
 # A kernel lies at quant_method, scheme, or in an object that one of them holds
@@ -35,10 +41,19 @@ class Registered:
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """A block-FP8 layer that is left out for a good reason."""
+    """A block-FP8 layer that is left out for a good reason.
+
+    Attributes:
+        name: Its path in the model.
+        reason: Why.
+        engine_wide: The reason holds for every layer, also for one whose provider
+            does not know it.
+
+    """
 
     name: str
     reason: str
+    engine_wide: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +86,12 @@ class Plan:
     def specs(self) -> tuple[Spec, ...]:
         """Every distinct spec, in the order of the model's layers."""
         return tuple(self.weights)
+
+    @property
+    def switched_off(self) -> str | None:
+        """Why the engine warms up nothing at all, or None."""
+        reasons = (each.reason for each in self.select(Skipped) if each.engine_wide)
+        return next(reasons, None)
 
     def select(self, kind: type[_OutcomeT]) -> list[_OutcomeT]:
         """Return the outcomes of one kind."""
@@ -144,7 +165,8 @@ def _ask(
     try:
         answer = provider.get_deep_gemm_warmup_specs(module, max_tokens)
         if isinstance(answer, Rejected):
-            return Skipped(name, answer.reason), None
+            engine_wide = isinstance(answer, SwitchedOff)
+            return Skipped(name, answer.reason, engine_wide), None
         # A generator raises here.
         specs = tuple(answer)
         operands = provider.get_deep_gemm_warmup_weights(module)

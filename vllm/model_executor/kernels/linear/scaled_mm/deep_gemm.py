@@ -20,7 +20,9 @@ from vllm.model_executor.layers.quantization.utils.fp8_utils import (
 )
 from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
 from vllm.model_executor.utils import replace_parameter
+from vllm.model_executor.warmup.deep_gemm_jit import monitor
 from vllm.model_executor.warmup.deep_gemm_jit.calls import describe_failure
+from vllm.model_executor.warmup.deep_gemm_jit.engine import read_jit_config
 from vllm.model_executor.warmup.deep_gemm_jit.library import (
     library_problem,
     packs_scales,
@@ -28,6 +30,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.library import (
 from vllm.model_executor.warmup.deep_gemm_jit.provider import (
     PROVIDER_ATTRIBUTE,
     Rejected,
+    SwitchedOff,
 )
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
@@ -94,6 +97,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             use_ue8m0=self.use_deep_gemm_e8m0,
         )
         self._quant_enabled = self.quant_fp8.enabled()
+        self._jit_config = read_jit_config(get_current_vllm_config())
 
     @classmethod
     def is_supported(
@@ -185,6 +189,8 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             replace_parameter(layer, params.block_scale_attr, scale)
         if not is_bmm:
             setattr(layer, PROVIDER_ATTRIBUTE, self)
+        # Here, since a start that skips the warmup has no later call of ours.
+        monitor.install(self._jit_config)
 
     def get_deep_gemm_warmup_weights(
         self, layer: torch.nn.Module
@@ -208,6 +214,8 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             max_tokens: Most rows that one step can send.
 
         """
+        if self._jit_config.switched_off:
+            return SwitchedOff("kernel_config.enable_jit_warmup is off")
         block_shape = tuple(getattr(layer, "weight_block_size", None) or ())
         if block_shape != _BLOCK_SHAPE:
             return Rejected(f"block size {list(block_shape)} is not [128, 128]")

@@ -1,0 +1,179 @@
+"""Decides how a report is summed up: by entry point, and by family of layers."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from ..plan import Registered, Skipped, Unregistered
+from ..spec import EntryPoint, Spec
+from .values import Report, SpecResult
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """What became of the calls of some specs.
+
+    A call stands for a class of rows that take one kernel. Every planned call is
+    one of ``hit``, ``built``, ``failed`` and ``left``.
+
+    Attributes:
+        planned: Calls that were to be made.
+        hit: Found their kernel ready: in the cache, or loaded by a call before.
+        built: Built one or more kernels.
+        failed: Failed.
+        left: Were not made, after so many had failed.
+        kernels: Distinct kernels built.
+        seconds: Wall time of all.
+
+    """
+
+    planned: int
+    hit: int
+    built: int
+    failed: int
+    left: int
+    kernels: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Layers whose names differ in numbers only, at one entry point.
+
+    Attributes:
+        name: With ``*`` for each number.
+        layers: How many.
+        by_adapter: The code that runs them does not register itself.
+        tally: Of their specs; one that families share counts for each.
+
+    """
+
+    name: str
+    layers: int
+    by_adapter: bool
+    tally: Tally
+
+
+@dataclasses.dataclass(frozen=True)
+class EntryPointRow:
+    """What was done for one entry point.
+
+    Attributes:
+        entry_point: Which.
+        shapes: Distinct shapes.
+        tally: Of all its specs, each once.
+        families: The layers that have them.
+
+    """
+
+    entry_point: EntryPoint
+    shapes: int
+    tally: Tally
+    families: tuple[Family, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """Layers of one family that have no kernels in the plan, for one reason."""
+
+    family: str
+    layers: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """The report, summed up.
+
+    Attributes:
+        entry_points: Those that the model reaches.
+        rejected: Layers left out for a good reason.
+        unregistered: Layers that should have registered and did not.
+        unreached: Entry points that no layer of the model names.
+
+    """
+
+    entry_points: tuple[EntryPointRow, ...]
+    rejected: tuple[LeftOut, ...]
+    unregistered: tuple[LeftOut, ...]
+    unreached: tuple[EntryPoint, ...]
+
+
+def family_of(name: str) -> str:
+    """Return ``name`` with ``*`` for each part that is a number."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def summarize(report: Report) -> Coverage:
+    """Sum up ``report``."""
+    by_entry_point: dict[EntryPoint, list[SpecResult]] = {}
+    for result in report.results:
+        by_entry_point.setdefault(result.spec.entry_point, []).append(result)
+    registered = report.plan.select(Registered)
+    return Coverage(
+        tuple(
+            _entry_point_row(entry_point, results, registered)
+            for entry_point, results in by_entry_point.items()
+        ),
+        _left_out(report.plan.select(Skipped)),
+        _left_out(report.plan.select(Unregistered)),
+        tuple(each for each in EntryPoint if each not in by_entry_point),
+    )
+
+
+def _entry_point_row(
+    entry_point: EntryPoint,
+    results: Sequence[SpecResult],
+    registered: Iterable[Registered],
+) -> EntryPointRow:
+    results_of = {result.spec: result for result in results}
+    families: dict[str, list[Registered]] = {}
+    for layer in registered:
+        if any(spec in results_of for spec in layer.specs):
+            families.setdefault(family_of(layer.name), []).append(layer)
+    return EntryPointRow(
+        entry_point,
+        len({result.spec.shape for result in results}),
+        _tally(results),
+        tuple(_family(name, layers, results_of) for name, layers in families.items()),
+    )
+
+
+def _family(
+    name: str,
+    layers: Sequence[Registered],
+    results_of: dict[Spec, SpecResult],
+) -> Family:
+    # A dict keeps the order of the model's layers, and each spec once.
+    specs = dict.fromkeys(spec for layer in layers for spec in layer.specs)
+    return Family(
+        name,
+        len({layer.name for layer in layers}),
+        any(layer.adapter for layer in layers),
+        _tally([results_of[spec] for spec in specs if spec in results_of]),
+    )
+
+
+def _tally(results: Sequence[SpecResult]) -> Tally:
+    calls = [call for result in results for call in result.calls]
+    left = sum(len(result.left) for result in results)
+    failed = sum(call.failure is not None for call in calls)
+    built = sum(bool(call.built) and call.failure is None for call in calls)
+    return Tally(
+        planned=len(calls) + left,
+        hit=len(calls) - failed - built,
+        built=built,
+        failed=failed,
+        left=left,
+        kernels=len({name for call in calls for name in call.built}),
+        seconds=sum(call.seconds for call in calls),
+    )
+
+
+def _left_out(outcomes: Iterable[Skipped | Unregistered]) -> tuple[LeftOut, ...]:
+    names: dict[tuple[str, str], int] = {}
+    for outcome in outcomes:
+        key = family_of(outcome.name), outcome.reason
+        names[key] = names.get(key, 0) + 1
+    return tuple(
+        LeftOut(family, layers, reason) for (family, reason), layers in names.items()
+    )

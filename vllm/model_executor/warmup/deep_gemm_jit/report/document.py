@@ -1,0 +1,60 @@
+"""Decides what the JSON report holds."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ..plan import Registered, Skipped, Unregistered
+from .coverage import summarize
+from .values import KernelState, Report, SpecResult
+
+_VERSION = 1
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """Return plain values; ``version`` counts changes that a reader must know."""
+    plan = report.plan
+    return {
+        "version": _VERSION,
+        "mode": report.mode,
+        "max_tokens": report.max_tokens,
+        "target": None if report.target is None else str(report.target),
+        "seconds": round(report.seconds, 3),
+        "layers": {
+            "registered": len(plan.select(Registered)),
+            "skipped": _named(plan.select(Skipped)),
+            "unregistered": _named(plan.select(Unregistered)),
+        },
+        "kernels": {
+            "built": len(report.built),
+            "failed": sum(len(result.failures) for result in report.results),
+        },
+        "coverage": dataclasses.asdict(summarize(report)),
+        "specs": [_spec(result) for result in report.results],
+    }
+
+
+def _named(outcomes: Sequence[Skipped | Unregistered]) -> list[dict[str, str]]:
+    return [{"name": each.name, "reason": each.reason} for each in outcomes]
+
+
+def _spec(result: SpecResult) -> dict[str, Any]:
+    kernels = result.kernels
+    return {
+        **result.spec.to_json(),
+        "layers": list(result.layers),
+        "calls": len(result.calls),
+        "built": [
+            {"kernel": each.name, "rows": each.rows, "seconds": each.seconds}
+            for each in kernels
+            if each.state is KernelState.BUILT
+        ],
+        "hit": [each.rows for each in kernels if each.state is KernelState.HIT],
+        "failed": [
+            {"rows": each.rows, "reason": each.reason}
+            for each in kernels
+            if each.state is KernelState.FAILED
+        ],
+        "left": list(result.left),
+        "seconds": round(result.seconds, 3),
+    }

@@ -1,0 +1,132 @@
+"""Decides what is remembered of a warmup once it is over."""
+
+import dataclasses
+import enum
+
+from ..calls import Call
+from ..plan import Plan
+from ..spec import Spec, Target
+
+
+class KernelState(enum.StrEnum):
+    """How a kernel came to be there, or did not."""
+
+    BUILT = "built"
+    HIT = "hit"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel that a spec needs.
+
+    Attributes:
+        name: Its cache entry; None where it is not known: of one that was there
+            already, or that could not be built, DeepGEMM says nothing.
+        state: How it came to be there.
+        rows: Rows M of the call that took it.
+        seconds: Wall time of that call, with the compile if there was one.
+        reason: Why it failed, or None.
+
+    """
+
+    name: str | None
+    state: KernelState
+    rows: int
+    seconds: float
+    reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecResult:
+    """What was done for one spec.
+
+    Attributes:
+        spec: Which.
+        layers: Names of the layers that have it.
+        calls: Those made.
+        left: Row counts of those that were not made, after so many had failed.
+
+    """
+
+    spec: Spec
+    layers: tuple[str, ...]
+    calls: tuple[Call, ...]
+    left: tuple[int, ...] = ()
+
+    @property
+    def built(self) -> tuple[str, ...]:
+        """Cache entries that this spec's calls built."""
+        return tuple(name for call in self.calls for name in call.built)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """What its calls took, in their order."""
+        return tuple(kernel for call in self.calls for kernel in _kernels_of(call))
+
+    @property
+    def failures(self) -> tuple[Call, ...]:
+        """The calls that failed."""
+        return tuple(call for call in self.calls if call.failure is not None)
+
+    @property
+    def extent(self) -> str:
+        """How much of it failed."""
+        if len(self.failures) == len(self.calls):
+            extent = f"not warmed, all of {len(self.calls)} calls failed"
+        else:
+            extent = f"{len(self.failures)} of {len(self.calls)} calls failed"
+        return f"{extent}, {len(self.left)} were not made" if self.left else extent
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of its calls, the compiles among them."""
+        return sum(call.seconds for call in self.calls)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Everything that a warmup did and left out.
+
+    Attributes:
+        plan: What was to be done.
+        results: One for each spec.
+        max_tokens: The limit that the plan was made for.
+        mode: ``relax`` or ``full``.
+        target: What the kernels were built for; None where nothing was to build.
+        seconds: Wall time of planning and building.
+
+    """
+
+    plan: Plan
+    results: tuple[SpecResult, ...]
+    max_tokens: int
+    mode: str
+    target: Target | None
+    seconds: float
+
+    @property
+    def built(self) -> frozenset[str]:
+        """Every cache entry that the warmup built."""
+        return frozenset(name for result in self.results for name in result.built)
+
+    @property
+    def shapes(self) -> frozenset[tuple[str, str]]:
+        """Distinct entry points with a shape."""
+        return frozenset(
+            (result.spec.entry_point, result.spec.shape) for result in self.results
+        )
+
+
+def _kernels_of(call: Call) -> list[Kernel]:
+    """Return what ``call`` built; else the one that it found, or that failed."""
+    kernels = [
+        Kernel(name, KernelState.BUILT, call.rows, call.seconds) for name in call.built
+    ]
+    if call.failure is not None:
+        state = KernelState.FAILED
+    elif not kernels:
+        state = KernelState.HIT
+    else:
+        return kernels
+    return [*kernels, Kernel(None, state, call.rows, call.seconds, call.failure)]
