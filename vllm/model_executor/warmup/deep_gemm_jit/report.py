@@ -155,6 +155,7 @@ class Report:
             },
             "specs": [
                 {
+                    "spec": str(result.spec),
                     **result.spec.to_json(),
                     "layers": list(result.layers),
                     "calls": len(result.calls),
