@@ -16,6 +16,8 @@ from .strategy import OperandsT, Shape, Strategy
 # has, the fewer keys it gets.
 _SCORE_BYTES = 64 << 20
 _MOST_KEYS = 65536
+# It wants queries without gaps, so that rows of them cannot lie over each other.
+_QUERY_BYTES = 96 << 20
 _FLOAT_BYTES = 4
 # DeepGEMM 2.8.1 compiles the metadata kernel for a batch rounded up to a warp.
 # test_exhaustive.py keeps checking it against the sweep of every batch.
@@ -95,10 +97,15 @@ class Scores(Strategy[_ScoresSpecT, ScoresShape, OperandsT]):
     def shapes(
         self, spec: _ScoresSpecT, target: Target, *, every_row: bool
     ) -> list[ScoresShape]:
-        """Return one call, or for every row count one of few keys and one of many."""
-        first, last = spec.rows.first, spec.rows.last
+        """Return one call, or for every row count one of few keys and one of many.
+
+        Row counts whose queries alone would take hundreds of MiB are left out.
+        """
+        first = spec.rows.first
         if not every_row:
             return [ScoresShape(first, self._most_keys(spec, first))]
+        room = _QUERY_BYTES // (self._queries(spec) * spec.heads * spec.head_dim)
+        last = max(first, min(spec.rows.last, room))
         return [
             ScoresShape(rows, keys)
             for rows in range(first, last + 1)
