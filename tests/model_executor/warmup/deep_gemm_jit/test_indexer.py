@@ -193,6 +193,8 @@ def test_heads_are_padded_as_glm_5_next_pads_them(
         # None has a kernel at depth 3, and no step has more tokens than the limit.
         (512, 2, False, 1024, {1: 1024}),
         (1024, 1, False, 8192, {1: 1024, 2: 1024}),
+        # A step holds fewer tokens than a request could have.
+        (1024, 3, False, 2, {1: 2, 2: 1}),
     ],
 )
 def test_batches_go_up_to_the_largest_that_can_be_passed(

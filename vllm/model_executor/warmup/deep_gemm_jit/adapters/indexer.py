@@ -88,37 +88,34 @@ class Indexer:
 
         if not current_platform.is_device_capability_family(90):
             return Rejected("its scores are known for SM90 alone")
-        heads, head_dim = self._heads(), self._indexer.indexer_op.head_dim
-        page, page_stride = self._page()
-        batches = decode_batches(self._vllm_config, max_tokens)
-        prompt = MqaLogitsSpec(
+        return [self._prompt(max_tokens), *self._decodes(max_tokens)]
+
+    def _prompt(self, max_tokens: int) -> MqaLogitsSpec:
+        return MqaLogitsSpec(
             entry_point=EntryPoint.FP8_FP4_MQA_LOGITS,
             rows=RowRange(1, max_tokens),
-            heads=heads,
-            head_dim=head_dim,
+            heads=self._heads(),
+            head_dim=self._indexer.indexer_op.head_dim,
         )
-        decodes = [
-            PagedMqaLogitsSpec(
+
+    def _decodes(self, max_tokens: int) -> Iterator[Spec]:
+        page, page_stride = self._page()
+        for next_n, batch in decode_batches(self._vllm_config, max_tokens).items():
+            yield PagedMqaLogitsSpec(
                 entry_point=EntryPoint.FP8_FP4_PAGED_MQA_LOGITS,
                 rows=RowRange(1, batch),
-                heads=heads,
-                head_dim=head_dim,
+                heads=self._heads(),
+                head_dim=self._indexer.indexer_op.head_dim,
                 next_n=next_n,
                 page=page,
                 page_stride=page_stride,
             )
-            for next_n, batch in batches.items()
-        ]
-        metadata = [
-            PagedMqaMetadataSpec(
+            yield PagedMqaMetadataSpec(
                 entry_point=EntryPoint.GET_PAGED_MQA_LOGITS_METADATA,
                 rows=RowRange(1, batch),
                 next_n=next_n,
                 page_states=page.shape[0],
             )
-            for next_n, batch in batches.items()
-        ]
-        return [prompt, *decodes, *metadata]
 
     def _heads(self) -> int:
         heads: int = self._indexer.n_head
@@ -140,8 +137,9 @@ class Indexer:
 def decode_batches(vllm_config: Any, max_tokens: int) -> Mapping[int, int]:
     """Return for every next_n of a decode the largest batch that it is run with.
 
-    A step whose requests have ``depth`` tokens each, a draft's included, passes
-    them as they are where the kernel takes that depth, else each token as a request.
+    The requests of a decode have up to 1 + drafted tokens, all the same number. They
+    are passed as they are where SM90 has a kernel for that number, else each token
+    as a request (vLLM 0.33.0, ``DeepseekV32IndexerMetadataBuilder.build``).
 
     Args:
         vllm_config: The engine's.
@@ -159,7 +157,8 @@ def _decodes(vllm_config: Any, max_tokens: int) -> Iterator[tuple[int, int]]:
 
     requests = vllm_config.scheduler_config.max_num_seqs
     flattens = backend._use_flattening(vllm_config)
-    for depth in range(1, 2 + vllm_config.num_speculative_tokens):
+    deepest = min(1 + vllm_config.num_speculative_tokens, max_tokens)
+    for depth in range(1, deepest + 1):
         native = depth == 1 or (not flattens and backend._supports_native_decode(depth))
         batch = min(requests, max_tokens // depth)
         yield (depth, batch) if native else (1, min(requests * depth, max_tokens))

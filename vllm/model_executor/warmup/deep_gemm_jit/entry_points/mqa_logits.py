@@ -187,9 +187,10 @@ class PagedMqaLogits(Scores[PagedMqaLogitsSpec, DecodeOperands]):
             num_compute_units(device.index), spec.next_n
         )
         with device:
-            block = torch.empty(spec.page_stride, dtype=torch.uint8)
-            page = block.as_strided(
-                (1, *spec.page.shape), (spec.page_stride, *spec.page.stride)
+            page = torch.empty_strided(
+                (1, *spec.page.shape),
+                (spec.page_stride, *spec.page.stride),
+                dtype=torch.uint8,
             )
             return DecodeOperands(
                 q=torch.empty(query, dtype=torch.float8_e4m3fn),
