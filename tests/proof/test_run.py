@@ -147,11 +147,11 @@ def test_an_unregistered_layer_fails_and_is_named(
 def test_a_failed_kernel_fails_and_is_named(
     prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = {"entry_point": "fp8_gemm_nt", "n": 576, "k": 2048}
+    spec = {"spec": "fp8_gemm_nt N=576 K=2048, rows 1..64"}
     failed = [{"rows": 33, "reason": "nvcc: out of memory"}]
 
     assert prove(model, kernels=KERNELS, specs=[spec, spec | {"failed": failed}]) == 1
-    assert "failed kernel: fp8_gemm_nt N=576 K=2048: nvcc: out of memory" in (
+    assert f"failed kernel: {spec['spec']}: nvcc: out of memory" in (
         capsys.readouterr().out
     )
 

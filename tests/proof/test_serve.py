@@ -32,13 +32,20 @@ MODES = [
     slow(direct(SMALL, "--tp=2", start="spawn")),
 ]
 EXPERTS = "qwen3-30b-a3b-fp8"
+# Slow: their kernels are built and served in one process by test_indexer.py.
+INDEXERS = ("deepseek-v3.2", "glm-5")
 FOLDERS = [
     direct(path.parent.name, f"--device={('h100', 'h20')[number % 2]}")
     for number, path in enumerate(sorted(MODELS.glob("*/config.json")))
-    if path.parent.name not in (SMALL, EXPERTS)
+    if path.parent.name not in (SMALL, EXPERTS, *INDEXERS)
 ]
 # Its experts run on DeepGEMM only where the operator asks for it.
 FOLDERS.append(direct(EXPERTS, "--", "--moe-backend=deep_gemm"))
+FOLDERS += [
+    slow(direct(model, f"--mode={mode}"))
+    for model in INDEXERS
+    for mode in ("eager", "graphs")
+]
 # Slow: FlashInfer's module alone is four minutes of compiling.
 DEFAULT = [slow(Proof(SMALL, ())), slow(Proof(SMALL, ("--mode=graphs",)))]
 # 64 rows: three classes of rows, a few kernels, each a real Hopper cubin.

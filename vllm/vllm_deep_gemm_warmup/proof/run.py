@@ -185,7 +185,7 @@ def _report(path: Path) -> tuple[int | None, tuple[str, ...], tuple[str, ...]]:
         int(layers["registered"]),
         tuple(f"{row['name']}: {row['reason']}" for row in layers["unregistered"]),
         tuple(
-            f"{spec['entry_point']} N={spec['n']} K={spec['k']}: {failure['reason']}"
+            f"{spec['spec']}: {failure['reason']}"
             for spec in report["specs"]
             for failure in spec.get("failed", ())
         ),

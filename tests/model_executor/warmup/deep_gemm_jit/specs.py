@@ -7,6 +7,9 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
     ExpertRouting,
     GemmSpec,
+    MqaLogitsSpec,
+    PagedMqaLogitsSpec,
+    PagedMqaMetadataSpec,
     RowRange,
     ScaleLayout,
     Spec,
@@ -42,6 +45,42 @@ def grouped_spec(
         "routing": ExpertRouting(top_k=8, prefix_sum=True),
     }
     return linear_spec(n, k, **given | fields)
+
+
+def logits_spec(**fields: Any) -> MqaLogitsSpec:
+    """A prompt's scores by DeepSeek-V3.2's indexer; ``fields`` are any others."""
+    given: dict[str, Any] = {
+        "entry_point": EntryPoint.FP8_FP4_MQA_LOGITS,
+        "heads": 64,
+        "head_dim": 128,
+        "rows": RowRange(1, 8192),
+    }
+    return MqaLogitsSpec(**given | fields)
+
+
+def paged_logits_spec(**fields: Any) -> PagedMqaLogitsSpec:
+    """A decode's scores by DeepSeek-V3.2's indexer; ``fields`` are any others."""
+    given: dict[str, Any] = {
+        "entry_point": EntryPoint.FP8_FP4_PAGED_MQA_LOGITS,
+        "heads": 64,
+        "head_dim": 128,
+        "rows": RowRange(1, 1024),
+        "next_n": 1,
+        "page": TensorLayout((64, 132), (132, 1), "uint8"),
+        "page_stride": 64 * 132,
+    }
+    return PagedMqaLogitsSpec(**given | fields)
+
+
+def metadata_spec(**fields: Any) -> PagedMqaMetadataSpec:
+    """The metadata of a decode; ``fields`` are any others."""
+    given: dict[str, Any] = {
+        "entry_point": EntryPoint.GET_PAGED_MQA_LOGITS_METADATA,
+        "rows": RowRange(1, 1024),
+        "next_n": 1,
+        "page_states": 64,
+    }
+    return PagedMqaMetadataSpec(**given | fields)
 
 
 def gemms(specs: Iterable[Spec]) -> list[GemmSpec]:

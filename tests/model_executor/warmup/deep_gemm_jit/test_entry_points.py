@@ -11,7 +11,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     Target,
 )
 
-from .specs import grouped_spec, linear_spec
+from .specs import grouped_spec, linear_spec, logits_spec, metadata_spec
 
 H100 = Target(9, 0, 132)
 
@@ -49,3 +49,30 @@ def test_a_grouped_spec_without_routing_is_named() -> None:
     spec = dataclasses.replace(grouped_spec(), routing=None)
     with pytest.raises(ValueError, match=r"16 groups.*no routing"):
         strategy.shapes(spec, H100, every_row=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batches"),
+    [
+        (RowRange(1, 100), [32, 64, 96, 100]),
+        (RowRange(1, 64), [32, 64]),
+        (RowRange(33, 40), [40]),
+        (RowRange(64, 65), [64, 65]),
+    ],
+    ids=str,
+)
+def test_metadata_is_asked_for_once_in_each_bucket(
+    rows: RowRange, batches: list[int]
+) -> None:
+    strategy = STRATEGIES[EntryPoint.GET_PAGED_MQA_LOGITS_METADATA]
+    shapes = strategy.shapes(metadata_spec(rows=rows), H100, every_row=False)
+    assert [shape.rows for shape in shapes] == batches
+
+
+def test_scores_that_a_call_allocates_stay_small() -> None:
+    strategy = STRATEGIES[EntryPoint.FP8_FP4_MQA_LOGITS]
+    spec = logits_spec(rows=RowRange(1, 8192))
+    shapes = strategy.shapes(spec, H100, every_row=True)
+    assert {shape.rows for shape in shapes} == set(range(1, 8193))
+    assert max(shape.keys for shape in shapes) == 65536
+    assert max(4 * shape.rows * shape.keys for shape in shapes) <= 64 << 20

@@ -19,10 +19,17 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     RowRange,
     ScaleLayout,
     Spec,
+    TensorLayout,
 )
 from vllm_deep_gemm_warmup import standin
 
-from .specs import grouped_spec, linear_spec
+from .specs import (
+    grouped_spec,
+    linear_spec,
+    logits_spec,
+    metadata_spec,
+    paged_logits_spec,
+)
 
 SWEEP = pathlib.Path(__file__).with_name("sweep.py")
 # Neither all multiples of 64 nor all others.
@@ -124,11 +131,41 @@ def context_cases() -> list[Case]:
     ]
 
 
-# One of each kind, for the default run: kernel, SM count, limit, experts.
+# Index heads, states of a page, and bytes from page to page, of which DeepSeek-V4
+# packs others in between.
+INDEXERS = {
+    "DeepSeek-V3.2": (64, 64, 64 * 132),
+    "GLM-5": (32, 64, 64 * 132),
+    "DeepSeek-V4": (64, 64, 8640),
+    "GLM-5-Next, small pages": (32, 32, 32 * 132),
+}
+
+
+def indexer_cases(name: str, prompt: int, requests: int) -> list[Case]:
+    """An indexer's scores and metadata for every depth that SM90 has a kernel for.
+
+    The SM count is the device's: vLLM takes that, and not DeepGEMM's setting, for
+    the schedule of a decode.
+    """
+    heads, states, stride = INDEXERS[name]
+    page = TensorLayout((states, 132), (132, 1), "uint8")
+    specs: list[Spec] = [logits_spec(heads=heads, rows=RowRange(1, prompt))]
+    for next_n in (1, 2, 4):
+        # Where a depth has no kernel, its tokens are passed as requests.
+        rows = RowRange(1, requests * (4 if next_n == 1 else 1))
+        paged = paged_logits_spec(
+            heads=heads, rows=rows, next_n=next_n, page=page, page_stride=stride
+        )
+        specs += [paged, metadata_spec(rows=rows, next_n=next_n, page_states=states)]
+    return [Case(f"{name} {spec}", spec, None) for spec in specs]
+
+
+# One of each kind, for the default run: kernel, SM count, limit, experts, indexer.
 FEW = [
     *(linear_case(name, WRAPPER, 8192, 132) for name in DEFAULT),
     *(linear_case(name, PLAIN, 1000, 78) for name in DEFAULT),
     *expert_cases(78, 1000)[:2],
+    *indexer_cases("GLM-5", 130, 70),
 ]
 ALL = [
     *cases(SHAPES),
@@ -186,6 +223,29 @@ def test_sampled_rows_and_all_rows_take_the_same_kernels(
     )
     assert len(results) == len(wanted)
     for result in results:
+        assert result["failures"] == [], result["name"]
+        assert result["first"], result
+        assert result["second"] == [], result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep_first", [False, True], ids=["missing", "unneeded"])
+@pytest.mark.parametrize("sms", [132, 78])
+def test_an_indexer_s_calls_take_the_kernels_of_all_rows_and_batches(
+    sms: int,
+    sweep_first: bool,
+    fake_nvcc_environment: dict[str, str],
+    tmp_path: pathlib.Path,
+) -> None:
+    environ = standin.environment(str(sms), base_env=fake_nvcc_environment)
+    wanted = [
+        *indexer_cases("DeepSeek-V3.2", 8192, 1024),
+        *(case for name in INDEXERS for case in indexer_cases(name, 1000, 100)),
+    ]
+    results = sweep(wanted, sweep_first=sweep_first, environ=environ, cache=tmp_path)
+    assert len(results) == len(wanted)
+    for result in results:
+        assert result["target"] == f"sm90-{sms}sm"
         assert result["failures"] == [], result["name"]
         assert result["first"], result
         assert result["second"] == [], result

@@ -11,10 +11,18 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     GemmSpec,
     RowRange,
     ScaleLayout,
+    Spec,
     TensorLayout,
+    spec_from_json,
 )
 
-from .specs import grouped_spec, linear_spec
+from .specs import (
+    grouped_spec,
+    linear_spec,
+    logits_spec,
+    metadata_spec,
+    paged_logits_spec,
+)
 
 LINEAR = linear_spec(576, 7168)
 GROUPED = grouped_spec(576, 7168)
@@ -31,9 +39,40 @@ ANOTHER_VALUE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("spec", [LINEAR, GROUPED], ids=["linear", "grouped"])
-def test_a_spec_survives_json(spec: GemmSpec) -> None:
-    assert GemmSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+INDEXER = [logits_spec(), paged_logits_spec(), metadata_spec()]
+
+
+@pytest.mark.parametrize("spec", [LINEAR, GROUPED, *INDEXER], ids=str)
+def test_a_spec_survives_json(spec: Spec) -> None:
+    assert spec_from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        (INDEXER[0], "64 heads of 128"),
+        (INDEXER[1], "64 heads of 128, next_n 1, pages of 64"),
+        (INDEXER[2], "next_n 1, pages of 64"),
+    ],
+    ids=str,
+)
+def test_a_message_of_an_indexer_names_what_decides(spec: Spec, shape: str) -> None:
+    assert str(spec) == f"{spec.entry_point} {shape}, rows {spec.rows}"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        logits_spec(heads=0),
+        paged_logits_spec(next_n=0),
+        paged_logits_spec(page=TensorLayout((0,), (1,), "uint8")),
+        metadata_spec(page_states=0),
+        metadata_spec(rows=RowRange(1, 0)),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_built_says_so(spec: Spec) -> None:
+    assert spec.problem() is not None
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(GemmSpec)])

@@ -16,6 +16,9 @@ class EntryPoint(enum.StrEnum):
     FP8_GEMM_NT = "fp8_gemm_nt"
     M_GROUPED_FP8_GEMM_NT_CONTIGUOUS = "m_grouped_fp8_gemm_nt_contiguous"
     FLASHINFER_FP8_BLOCKSCALE_GEMM = "flashinfer_fp8_blockscale_gemm"
+    FP8_FP4_MQA_LOGITS = "fp8_fp4_mqa_logits"
+    FP8_FP4_PAGED_MQA_LOGITS = "fp8_fp4_paged_mqa_logits"
+    GET_PAGED_MQA_LOGITS_METADATA = "get_paged_mqa_logits_metadata"
 
 
 class ScaleLayout(enum.StrEnum):
@@ -66,6 +69,11 @@ class TensorLayout:
                 f"tensor layout (shape {self.shape}, stride {self.stride}): "
                 "shape and stride differ in length"
             )
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "TensorLayout":
+        """Return the layout that ``dataclasses.asdict`` made ``value`` of."""
+        return cls(tuple(value["shape"]), tuple(value["stride"]), value["dtype"])
 
     @classmethod
     def of(cls, tensor: Any) -> "TensorLayout":
@@ -181,23 +189,108 @@ class GemmSpec(Spec):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        scale, routing = value["weight_scale"], value["routing"]
+        routing = value["routing"]
         return super().from_json(
             {
                 **value,
-                "weight_scale": TensorLayout(
-                    tuple(scale["shape"]), tuple(scale["stride"]), scale["dtype"]
-                ),
+                "weight_scale": TensorLayout.from_json(value["weight_scale"]),
                 "activation_scale": ScaleLayout(value["activation_scale"]),
                 "routing": None if routing is None else ExpertRouting(**routing),
             }
         )
 
 
+@dataclasses.dataclass(frozen=True, order=True, kw_only=True)
+class MqaLogitsSpec(Spec):
+    """Scores of a prompt's index queries against the keys of its context.
+
+    Q is float8_e4m3fn (M, heads, head_dim) with its scale folded into the float32
+    weights (M, heads); K is float8_e4m3fn (keys, head_dim) with float32 scales.
+    ``rows`` are the query rows M.
+
+    Attributes:
+        heads: Index heads of a query, with those that serving pads.
+        head_dim: Columns of Q and K.
+
+    """
+
+    heads: int
+    head_dim: int
+
+    @property
+    def shape(self) -> str:
+        return f"{self.heads} heads of {self.head_dim}"
+
+    def problem(self) -> str | None:
+        if min(self.heads, self.head_dim) < 1:
+            return f"scores without heads or columns ({self})"
+        return super().problem()
+
+
+@dataclasses.dataclass(frozen=True, order=True, kw_only=True)
+class PagedMqaLogitsSpec(MqaLogitsSpec):
+    """The same scores at a decode, against the pages of the index cache.
+
+    Q is (batch, next_n, heads, head_dim). ``rows`` are batch sizes.
+
+    Attributes:
+        next_n: Query rows of one request.
+        page: The index cache of one block, uint8 (states, head_dim + 4).
+        page_stride: Bytes from one block to the next.
+
+    """
+
+    next_n: int
+    page: TensorLayout
+    page_stride: int
+
+    @property
+    def shape(self) -> str:
+        return f"{super().shape}, next_n {self.next_n}, pages of {self.page.shape[0]}"
+
+    def problem(self) -> str | None:
+        if self.next_n < 1 or len(self.page.shape) != 2 or min(self.page.shape) < 1:
+            return f"a decode without rows or pages ({self.page}, {self.next_n} rows)"
+        return super().problem()
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        page = TensorLayout.from_json(value["page"])
+        return super().from_json({**value, "page": page})
+
+
+@dataclasses.dataclass(frozen=True, order=True, kw_only=True)
+class PagedMqaMetadataSpec(Spec):
+    """How the work of paged scores is spread over SMs.
+
+    ``rows`` are batch sizes: the context lengths are int32 (batch, next_n).
+
+    Attributes:
+        next_n: Query rows of one request.
+        page_states: Keys of one block.
+
+    """
+
+    next_n: int
+    page_states: int
+
+    @property
+    def shape(self) -> str:
+        return f"next_n {self.next_n}, pages of {self.page_states}"
+
+    def problem(self) -> str | None:
+        if min(self.next_n, self.page_states) < 1:
+            return f"a decode without rows or pages ({self})"
+        return super().problem()
+
+
 _SPEC_OF: Mapping[EntryPoint, type[Spec]] = {
     EntryPoint.FP8_GEMM_NT: GemmSpec,
     EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS: GemmSpec,
     EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: GemmSpec,
+    EntryPoint.FP8_FP4_MQA_LOGITS: MqaLogitsSpec,
+    EntryPoint.FP8_FP4_PAGED_MQA_LOGITS: PagedMqaLogitsSpec,
+    EntryPoint.GET_PAGED_MQA_LOGITS_METADATA: PagedMqaMetadataSpec,
 }
 
 

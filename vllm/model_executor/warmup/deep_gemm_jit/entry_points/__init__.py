@@ -10,6 +10,7 @@ from typing import Any
 from ..spec import EntryPoint
 from .gemm import FlashInferGemm, PlainGemm
 from .grouped import GroupedContiguousGemm
+from .mqa_logits import MqaLogits, PagedMqaLogits, PagedMqaMetadata
 from .strategy import Shape, Strategy
 
 __all__ = ["STRATEGIES", "Shape", "Strategy"]
@@ -18,4 +19,7 @@ STRATEGIES: Mapping[EntryPoint, Strategy[Any, Any, Any]] = {
     EntryPoint.FP8_GEMM_NT: PlainGemm(),
     EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS: GroupedContiguousGemm(),
     EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: FlashInferGemm(),
+    EntryPoint.FP8_FP4_MQA_LOGITS: MqaLogits(),
+    EntryPoint.FP8_FP4_PAGED_MQA_LOGITS: PagedMqaLogits(),
+    EntryPoint.GET_PAGED_MQA_LOGITS_METADATA: PagedMqaMetadata(),
 }

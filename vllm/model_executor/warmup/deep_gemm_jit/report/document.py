@@ -41,6 +41,7 @@ def _named(outcomes: Sequence[Skipped | Unregistered]) -> list[dict[str, str]]:
 def _spec(result: SpecResult) -> dict[str, Any]:
     kernels = result.kernels
     return {
+        "spec": str(result.spec),
         **result.spec.to_json(),
         "layers": list(result.layers),
         "calls": len(result.calls),
