@@ -76,6 +76,8 @@ def _own(settings: Settings, where: Caches) -> dict[str, str]:
         "TRITON_CACHE_DIR": where.other / "triton",
         "TORCHINDUCTOR_CACHE_DIR": where.other / "inductor",
         "HUMMING_CACHE_DIR": where.other / "humming",
+        "TILELANG_CACHE_DIR": where.other / "tilelang",
+        "TILELANG_TMP_DIR": where.other / "tilelang" / "tmp",
         "XDG_CACHE_HOME": where.other / "more",
         "FLASHINFER_WORKSPACE_BASE": where.flashinfer,
         "TMPDIR": where.scratch / "tmp",

@@ -1,4 +1,4 @@
-"""Gives two results of sampling a meaning, which no kernel does on the stand-in.
+"""Gives two results of sampling a meaning, and lets CuTeDSL's kernels do nothing.
 
 Loaded by the interpreter because the stand-in's environment puts this folder first on
 ``PYTHONPATH``; does nothing unless the stand-in is active. What it substitutes:
@@ -8,9 +8,12 @@ Loaded by the interpreter because the stand-in's environment puts this folder fi
   a request whose prompt is complete, else 0. It would read 0 for ever here and no
   request would end. The same numbers follow from what the host knows of the batch.
 * both runners: the sampled token ids, which would be whatever the memory held before;
-  they are 0 instead, so that no answer depends on chance.
+  they are 0 instead, so that no answer depends on chance;
+* functions that CuTeDSL compiled (``cutlass.cutlass_dsl.tvm_ffi_provider``): calling
+  one does nothing. Their launcher has a CUDA runtime of its own linked in, which asks
+  the driver for private tables (``cuGetExportTable``) that no header describes.
 
-Nothing else of vLLM is touched.
+Nothing else is touched.
 """
 
 import os
@@ -64,9 +67,18 @@ def _v1(module: Any) -> None:
     module.Sampler.forward = forward
 
 
+def _cutedsl(module: Any) -> None:
+    def launch(self: Any, *arguments: Any, **named: Any) -> None:
+        """Nothing, as any kernel on the stand-in."""
+
+    module.TVMFFIJitCompiledFunction.__call__ = launch
+    module.TVMFFIJitCompiledFunctionWithKwargs.__call__ = launch
+
+
 _SUBSTITUTES: dict[str, Callable[[Any], None]] = {
     "vllm.v1.worker.gpu.sample.sampler": _v2,
     "vllm.v1.sample.sampler": _v1,
+    "cutlass.cutlass_dsl.tvm_ffi_provider": _cutedsl,
 }
 
 
