@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .calls import Call
+from .left_out import LEFT_OUT
 from .plan import Plan, Registered, Skipped, Unregistered
 from .spec import Spec, Target
 
@@ -153,6 +154,7 @@ class Report:
                 "built": len(self.built),
                 "failed": sum(len(result.failures) for result in self.results),
             },
+            "left_out": dict(LEFT_OUT),
             "specs": [
                 {
                     **result.spec.to_json(),
