@@ -25,6 +25,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.plan import (
     make_plan,
 )
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    EinsumSpec,
     EntryPoint,
     GemmSpec,
     RowRange,
@@ -287,17 +288,38 @@ def test_an_inc_layer_registers(linear: MakeLinear, plain: None) -> None:
     assert isinstance(outcome, Registered)
 
 
-def test_bmm_layers_are_converted_and_not_stamped(
+def test_bmm_layers_are_converted_and_registered_with_their_einsum(
     linear: MakeLinear, plain: None
 ) -> None:
-    layer = linear(256, 128, FP8)
+    from vllm.models.deepseek_v4.nvidia.ops.o_proj import compute_fp8_einsum_recipe
+
+    layer = linear(256, 384, FP8)
     layer.is_bmm, layer.bmm_batch_size = True, 2
+    (bypassed,) = plan_of(wo_a=layer).outcomes
+    assert isinstance(bypassed, Unregistered)
     load(layer)
-    assert layer.weight.shape == (2, 128, 128)
-    assert not hasattr(layer, "deep_gemm_warmup_provider")
-    (outcome,) = plan_of(wo_a=layer).outcomes
-    assert isinstance(outcome, Skipped)
-    assert "fp8_einsum" in outcome.reason
+    assert layer.weight.shape == (2, 128, 384)
+    plan = plan_of(wo_a=layer)
+    (spec,) = plan.specs
+    assert isinstance(spec, EinsumSpec)
+    assert (spec.groups, spec.n, spec.k) == (2, 128, 384)
+    assert spec.rows == RowRange(1, LIMIT)
+    assert (spec.recipe, spec.weight_scale.shape) == (
+        compute_fp8_einsum_recipe()[0],
+        (2, 1, 3),
+    )
+    weights = plan.weights[spec]
+    assert weights is not None
+    assert weights[0].shape == (2, 128, 384)
+
+
+def test_bmm_layers_under_the_wrapper_run_all_rows_on_deep_gemm(
+    linear: MakeLinear,
+) -> None:
+    layer = linear(256, 384, FP8)
+    layer.is_bmm, layer.bmm_batch_size = True, 2
+    (spec,) = plan_of(wo_a=load(layer)).specs
+    assert (spec.entry_point, spec.rows) == (EntryPoint.FP8_EINSUM, RowRange(1, LIMIT))
 
 
 def test_marlin_layers_register_nothing(
@@ -583,7 +605,7 @@ def run(
     return report
 
 
-def test_three_origins_are_warmed_and_two_layers_are_left_out(
+def test_three_origins_are_warmed_and_other_blocks_are_left_out(
     linear: MakeLinear,
     plain: None,
     tmp_path: pathlib.Path,
@@ -602,8 +624,8 @@ def test_three_origins_are_warmed_and_two_layers_are_left_out(
         wo_a=load(bmm),
     )
     report = run(model, LIMIT, tmp_path, monkeypatch)
-    assert report["layers"]["registered"] == 3
-    assert [skip["name"] for skip in report["layers"]["skipped"]] == ["mx", "wo_a"]
+    assert report["layers"]["registered"] == 4
+    assert [skip["name"] for skip in report["layers"]["skipped"]] == ["mx"]
     assert all(skip["reason"] for skip in report["layers"]["skipped"])
     assert report["layers"]["unregistered"] == []
     assert report["kernels"]["built"] > 0

@@ -4,15 +4,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    EinsumSpec,
     EntryPoint,
     ExpertRouting,
     GemmSpec,
+    HcPrenormSpec,
+    MaskedSpec,
     MqaLogitsSpec,
     PagedMqaLogitsSpec,
     PagedMqaMetadataSpec,
     RowRange,
     ScaleLayout,
     Spec,
+    SplitRule,
     TensorLayout,
 )
 
@@ -81,6 +85,53 @@ def metadata_spec(**fields: Any) -> PagedMqaMetadataSpec:
         "page_states": 64,
     }
     return PagedMqaMetadataSpec(**given | fields)
+
+
+def einsum_spec(groups: int, n: int, k: int, limit: int) -> EinsumSpec:
+    """``fp8_einsum`` as DeepSeek-V4's ``wo_a`` on Hopper."""
+    rows, columns = -(-n // 128), k // 128
+    return EinsumSpec(
+        entry_point=EntryPoint.FP8_EINSUM,
+        n=n,
+        k=k,
+        groups=groups,
+        rows=RowRange(1, limit),
+        weight_scale=TensorLayout(
+            (groups, rows, columns), (rows * columns, columns, 1), "float32"
+        ),
+        activation_scale=ScaleLayout.COLUMN_MAJOR_TMA_ALIGNED,
+        ue8m0_cast=True,
+        recipe=(1, 128, 128),
+    )
+
+
+def masked_spec(n: int, k: int, groups: int, capacity: int) -> MaskedSpec:
+    """A grouped masked GEMM, every ``expected_m`` that its memory has rows for."""
+    rows, columns = -(-n // 128), k // 128
+    return MaskedSpec(
+        entry_point=EntryPoint.FP8_M_GROUPED_GEMM_NT_MASKED,
+        n=n,
+        k=k,
+        groups=groups,
+        rows=RowRange(min(16, capacity), capacity),
+        weight_scale=TensorLayout(
+            (groups, rows, columns), (rows * columns, columns, 1), "float32"
+        ),
+        activation_scale=ScaleLayout.COLUMN_MAJOR,
+        ue8m0_cast=True,
+        capacity=capacity,
+    )
+
+
+def hc_prenorm_spec(k: int, limit: int, splits: SplitRule) -> HcPrenormSpec:
+    """The GEMM of four residual streams, whose projection has 24 rows."""
+    return HcPrenormSpec(
+        entry_point=EntryPoint.TF32_HC_PRENORM_GEMM,
+        n=24,
+        k=k,
+        rows=RowRange(1, limit),
+        splits=splits,
+    )
 
 
 def gemms(specs: Iterable[Spec]) -> list[GemmSpec]:

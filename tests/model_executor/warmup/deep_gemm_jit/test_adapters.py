@@ -1,6 +1,8 @@
-"""What experts on DeepGEMM run, and MLA for the context of a prompt, is described."""
+"""What code of the base runs that does not say so itself is described."""
 
 import dataclasses
+import importlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,11 +17,17 @@ from vllm.model_executor.warmup.deep_gemm_jit.plan import (
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
     ExpertRouting,
+    HcPrenormSpec,
+    MaskedSpec,
     RowRange,
     ScaleLayout,
+    SplitRule,
 )
 
 from ...real_layers import FP8, make_experts, make_mla
+from .conftest import LOCAL_EXPERTS, MakeBatchedExperts
+from .conftest import TOP_K as BATCHED_TOP_K
+from .layers import hyper_connected
 from .specs import gemms
 
 # 4 experts, two of them for each token, of hidden size 512 and width 256.
@@ -96,3 +104,120 @@ def test_a_step_as_large_as_a_context_chunk_covers_it(attention: Any) -> None:
 
     assert [outcome.name for outcome in plan.select(Skipped)] == ["attn"]
     assert {spec.rows.last for spec in plan.specs} == {31, most}
+
+
+def masked_specs(plan: Any) -> list[MaskedSpec]:
+    assert all(isinstance(spec, MaskedSpec) for spec in plan.specs)
+    return list(plan.specs)
+
+
+def test_both_weights_of_batched_experts_are_described(
+    batched_experts: MakeBatchedExperts,
+) -> None:
+    runner = batched_experts(HIDDEN, WIDTH, LIMIT, 4)
+    plan = make_plan(torch.nn.ModuleList([runner]), LIMIT)
+    w13, w2 = masked_specs(plan)
+    assert (w13.n, w13.k) == (2 * WIDTH, HIDDEN)
+    assert (w2.n, w2.k) == (HIDDEN, WIDTH)
+    # 4 ranks send 96 tokens to 2 of 20 experts each: 38 for one, 48 rounded up.
+    assert 4 * LIMIT * BATCHED_TOP_K // (4 * LOCAL_EXPERTS) == 38
+    for spec in (w13, w2):
+        assert (spec.groups, spec.capacity) == (LOCAL_EXPERTS, 4 * LIMIT)
+        assert spec.rows == RowRange(16, 48)
+        assert spec.activation_scale is ScaleLayout.COLUMN_MAJOR
+        assert plan.weights[spec] is not None
+
+
+@pytest.mark.parametrize(
+    ("limit", "ranks", "rows"),
+    [(1, 2, RowRange(2, 2)), (8, 4, RowRange(16, 16)), (LIMIT, 1, RowRange(96, 96))],
+    ids=["fewer than a step", "one step", "no data-parallel ranks"],
+)
+def test_no_more_than_serving_expects(
+    batched_experts: MakeBatchedExperts, limit: int, ranks: int, rows: RowRange
+) -> None:
+    runner = batched_experts(HIDDEN, WIDTH, limit, ranks)
+    plan = make_plan(torch.nn.ModuleList([runner]), limit)
+    assert {spec.rows for spec in masked_specs(plan)} == {rows}
+
+
+HYPER_CONNECTED = {
+    "vllm.models.deepseek_v4.nvidia.model": (
+        "DeepseekV4DecoderLayer",
+        SplitRule.EXACT,
+    ),
+    "vllm.models.deepseek_v41.nvidia.model": (
+        "DeepseekV4DecoderLayer",
+        SplitRule.BUCKETED,
+    ),
+    "vllm.models.glm5next.common.model": ("Glm5NextDecoderLayer", SplitRule.EXACT),
+}
+
+
+@pytest.mark.parametrize("module", HYPER_CONNECTED)
+def test_the_projections_of_hyper_connections_are_described(
+    module: str, device: torch.device
+) -> None:
+    name, splits = HYPER_CONNECTED[module]
+    layer = hyper_connected(module, name, device, 256)
+    plan = make_plan(torch.nn.ModuleList([layer]), LIMIT)
+    (spec,) = plan.specs
+    assert isinstance(spec, HcPrenormSpec)
+    assert (spec.n, spec.k, spec.rows) == (24, 1024, RowRange(1, LIMIT))
+    assert spec.splits is splits
+    assert [outcome.name for outcome in plan.outcomes] == ["0", "0"]
+    assert all(outcome.adapter for outcome in plan.select(Registered))
+
+
+@pytest.mark.parametrize("module", HYPER_CONNECTED)
+def test_the_layers_still_name_their_projections_so(module: str) -> None:
+    name, _ = HYPER_CONNECTED[module]
+    source = inspect.getsource(getattr(importlib.import_module(module), name))
+    for projection in ("hc_attn_fn", "hc_ffn_fn"):
+        assert f"self.{projection} = nn.Parameter(" in source
+    parallel = ("self.use_sequence_parallel =", "self.is_sequence_parallel =")
+    assert any(text in source for text in parallel)
+    assert ("hc_attn_fn_broadcast" in source) == ("deepseek" in module)
+
+
+def test_the_first_layer_of_deepseek_runs_the_sum_of_its_projection(
+    device: torch.device,
+) -> None:
+    layer = hyper_connected(
+        "vllm.models.deepseek_v4.nvidia.model",
+        "DeepseekV4DecoderLayer",
+        device,
+        256,
+        first=True,
+    )
+    first, ffn = make_plan(layer, LIMIT).specs
+    assert isinstance(first, HcPrenormSpec)
+    assert isinstance(ffn, HcPrenormSpec)
+    assert (first.k, ffn.k) == (256, 1024)
+
+
+def test_ranks_that_share_a_sequence_share_its_rows(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "vllm.distributed.get_tensor_model_parallel_world_size", lambda: 5
+    )
+    layer = hyper_connected(
+        "vllm.models.deepseek_v4.nvidia.model",
+        "DeepseekV4DecoderLayer",
+        device,
+        256,
+    )
+    layer.use_sequence_parallel = True
+    (spec,) = make_plan(layer, 96).specs
+    assert spec.rows == RowRange(1, 20)
+
+
+def test_a_layer_without_hyper_connections_has_nothing_to_warm(
+    device: torch.device,
+) -> None:
+    layer = hyper_connected(
+        "vllm.models.glm5next.common.model", "Glm5NextDecoderLayer", device, 256
+    )
+    del layer.hc_attn_fn, layer.hc_ffn_fn
+    assert make_plan(layer, LIMIT).outcomes == ()

@@ -1,23 +1,73 @@
 """Each entry point has its strategy, and the calls it makes miss no shape."""
 
 import dataclasses
+import inspect
 
 import pytest
 from vllm.model_executor.warmup.deep_gemm_jit.entry_points import STRATEGIES
+from vllm.model_executor.warmup.deep_gemm_jit.left_out import LEFT_OUT
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
     ExpertRouting,
     RowRange,
+    SplitRule,
     Target,
 )
+from vllm.utils import deep_gemm as deep_gemm_utils
 
-from .specs import grouped_spec, linear_spec, logits_spec, metadata_spec
+from .specs import (
+    grouped_spec,
+    hc_prenorm_spec,
+    linear_spec,
+    logits_spec,
+    masked_spec,
+    metadata_spec,
+)
 
 H100 = Target(9, 0, 132)
 
 
 def test_every_entry_point_has_a_strategy() -> None:
     assert set(STRATEGIES) == set(EntryPoint)
+
+
+def test_what_vllm_can_call_is_warmed_or_knowingly_left_out() -> None:
+    """G03: each function of the base's wrapper that reaches into the library."""
+    reaching = {
+        name
+        for name, function in inspect.getmembers(deep_gemm_utils, inspect.isfunction)
+        if function.__module__ == deep_gemm_utils.__name__
+        and not name.startswith("_")
+        and any(text in inspect.getsource(function) for text in ("_impl", "_lazy_init"))
+    }
+    warmed = set(EntryPoint) - {EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM}
+    assert reaching == warmed | set(LEFT_OUT)
+    assert not warmed & set(LEFT_OUT)
+
+
+def test_what_serving_expects_of_an_expert_is_called() -> None:
+    strategy = STRATEGIES[EntryPoint.FP8_M_GROUPED_GEMM_NT_MASKED]
+
+    def expected(rows: RowRange) -> list[int]:
+        spec = dataclasses.replace(masked_spec(4096, 7168, 9, 100), rows=rows)
+        return [s.rows for s in strategy.shapes(spec, H100, every_row=False)]
+
+    assert expected(RowRange(16, 100)) == [16, 32, 48, 64, 80, 96, 100]
+    assert expected(RowRange(16, 64)) == [16, 32, 48, 64]
+    # Without data-parallel ranks, and with fewer rows than a step.
+    assert expected(RowRange(100, 100)) == [100]
+    assert expected(RowRange(8, 8)) == [8]
+
+
+@pytest.mark.parametrize("splits", SplitRule)
+def test_each_number_of_splits_is_called_once(splits: SplitRule) -> None:
+    strategy = STRATEGIES[EntryPoint.TF32_HC_PRENORM_GEMM]
+    spec = hc_prenorm_spec(16384, 8192, splits)
+    sampled, every = (
+        strategy.shapes(spec, H100, every_row=every_row) for every_row in (False, True)
+    )
+    assert len(every) == 8192
+    assert sampled == list({s.splits: s for s in reversed(every)}.values())[::-1]
 
 
 @pytest.mark.parametrize("every_row", [False, True])

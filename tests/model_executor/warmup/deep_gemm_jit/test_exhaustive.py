@@ -19,14 +19,18 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     RowRange,
     ScaleLayout,
     Spec,
+    SplitRule,
     TensorLayout,
 )
 from vllm_deep_gemm_warmup import standin
 
 from .specs import (
+    einsum_spec,
     grouped_spec,
+    hc_prenorm_spec,
     linear_spec,
     logits_spec,
+    masked_spec,
     metadata_spec,
     paged_logits_spec,
 )
@@ -76,6 +80,8 @@ SHAPES = {
     "DeepSeek-V3 TP8 dense gate_up": (4608, 7168),
     "DeepSeek-V3 TP8 dense down": (7168, 2304),
     "Qwen3-Next shared down TP4": (2048, 128),
+    # G11: configurations that a Python model of the wave boundaries missed.
+    "G11": (1536, 4096),
 }
 DEFAULT = ["Qwen3-0.6B qkv", "DeepSeek-V3 kv_a", "Qwen3-Next shared down TP4"]
 
@@ -87,6 +93,32 @@ EXPERTS = {
     "DeepSeek-V3 TP8 w13": (512, 7168, 256, ScaleLayout.ROW_MAJOR),
     "DeepSeek-V3 TP8 w2": (7168, 256, 256, ScaleLayout.COLUMN_MAJOR),
 }
+
+
+# (groups, N, K) of wo_a on a rank.
+EINSUMS = {
+    "G04": (2, 128, 256),
+    "DeepSeek-V4-Pro wo_a": (16, 1024, 4096),
+    "DeepSeek-V4-Flash wo_a": (8, 1024, 4096),
+    "DeepSeek-V4-Flash TP2 wo_a": (4, 1024, 4096),
+    "DeepSeek-V4-Flash TP4 wo_a": (2, 1024, 4096),
+    "DeepSeek-V4-Flash TP8 wo_a": (1, 1024, 4096),
+}
+# (N, K, local experts, rows of an expert): DeepEP low-latency, 256 tokens a rank.
+BATCHED_EXPERTS = {
+    "DeepSeek-V3 EP32 w13": (4096, 7168, 8, 8192),
+    "DeepSeek-V3 EP32 w2": (7168, 2048, 8, 8192),
+    "DeepSeek-V3 EP32 with 32 redundant w13": (4096, 7168, 9, 8192),
+    "DeepSeek-V3 EP32 with 32 redundant w2": (7168, 2048, 9, 8192),
+    "Qwen3-235B EP8 w13": (3072, 4096, 16, 2048),
+    "Qwen3-235B EP8 w2": (4096, 1536, 16, 2048),
+    "one expert": (2048, 768, 1, 256),
+    "few rows": (4096, 7168, 32, 8),
+}
+# (K, how it is split): DeepSeek-V4-Flash, -Pro, their first layers, the delayed path.
+HYPER_CONNECTIONS = [
+    (k, splits) for k in (4096, 7168, 16384, 28672) for splits in SplitRule
+]
 
 
 def linear_case(
@@ -120,6 +152,22 @@ def expert_cases(sms: int, limit: int) -> list[Case]:
             sms,
         )
         for name, (n, k, groups, layout) in EXPERTS.items()
+    ]
+
+
+def einsum_cases(names: Iterable[str], sms: int, limit: int) -> list[Case]:
+    return [Case(name, einsum_spec(*EINSUMS[name], limit), sms) for name in names]
+
+
+def batched_expert_cases(names: Iterable[str], sms: int) -> list[Case]:
+    return [Case(name, masked_spec(*BATCHED_EXPERTS[name]), sms) for name in names]
+
+
+def hyper_connection_cases(limit: int) -> list[Case]:
+    """The device's own SM count splits K: ``set_num_sms`` does not change it."""
+    return [
+        Case(f"{splits} of K={k}", hc_prenorm_spec(k, limit, splits), None)
+        for k, splits in HYPER_CONNECTIONS
     ]
 
 
@@ -166,12 +214,22 @@ FEW = [
     *(linear_case(name, PLAIN, 1000, 78) for name in DEFAULT),
     *expert_cases(78, 1000)[:2],
     *indexer_cases("GLM-5", 130, 70),
+    linear_case("G11", PLAIN, 8192, 132),
+    *einsum_cases(["G04", "DeepSeek-V4-Flash TP4 wo_a"], 132, 1000),
+    *batched_expert_cases(["Qwen3-235B EP8 w13", "one expert"], 132),
+    *hyper_connection_cases(1000)[:2],
 ]
 ALL = [
     *cases(SHAPES),
     *expert_cases(132, 8192),
     *expert_cases(78, 1000),
     *context_cases(),
+    # G05: irregular prompts up to 10349.
+    *einsum_cases(EINSUMS, 132, 10349),
+    *einsum_cases(EINSUMS, 78, 10349),
+    *batched_expert_cases(BATCHED_EXPERTS, 132),
+    *batched_expert_cases(BATCHED_EXPERTS, 78),
+    *hyper_connection_cases(8192),
 ]
 
 
@@ -249,6 +307,21 @@ def test_an_indexer_s_calls_take_the_kernels_of_all_rows_and_batches(
         assert result["failures"] == [], result["name"]
         assert result["first"], result
         assert result["second"] == [], result
+
+
+@pytest.mark.parametrize("sweep_first", [False, True], ids=["missing", "unneeded"])
+@pytest.mark.slow
+def test_hyper_connections_split_by_another_device_s_sm_count(
+    sweep_first: bool, fake_nvcc_environment: dict[str, str], tmp_path: pathlib.Path
+) -> None:
+    """G04's reporter has 78 SMs."""
+    h20 = standin.environment("h20", base_env=fake_nvcc_environment)
+    wanted = hyper_connection_cases(8192)
+    results = sweep(wanted, sweep_first=sweep_first, environ=h20, cache=tmp_path)
+    assert {result["target"] for result in results} == {"sm90-78sm"}
+    for result in results:
+        assert result["failures"] == result["second"] == [], result["name"]
+        assert result["first"], result
 
 
 def test_the_sm_count_is_the_device_s_own(

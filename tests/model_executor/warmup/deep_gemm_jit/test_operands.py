@@ -5,6 +5,7 @@ import torch
 from vllm.model_executor.warmup.deep_gemm_jit.operands import (
     Operands,
     allocate,
+    choose_weights,
     dense_bytes,
 )
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
@@ -94,6 +95,20 @@ def test_the_weight_s_substitute_has_the_form_that_is_asked_for(
     assert (operands.weight.shape, operands.weight.stride(0)) == ((576, 512), stride)
 
 
+@pytest.mark.parametrize("groups", [1, 16])
+def test_freed_weights_of_a_group_cost_one_of_them(
+    groups: int, device: torch.device
+) -> None:
+    before = torch.cuda.memory_allocated(device)
+    weight, scale = choose_weights(
+        grouped_spec(4096, 7168, groups), None, device, overlapping=True
+    )
+    assert weight.shape == (groups, 4096, 7168)
+    assert torch.cuda.memory_allocated(device) - before < 4096 * 7168 + (1 << 20)
+    del weight, scale
+    assert torch.cuda.memory_allocated(device) == before
+
+
 def test_weights_on_another_device_are_replaced() -> None:
     weights = (
         torch.empty(576, 512, dtype=torch.float8_e4m3fn, device="meta"),
@@ -104,10 +119,14 @@ def test_weights_on_another_device_are_replaced() -> None:
 
 
 @pytest.mark.parametrize(("prefix_sum", "entries"), [(True, 16), (False, 256)])
-def test_a_grouped_gemm_gets_its_layout(prefix_sum: bool, entries: int) -> None:
+def test_a_grouped_gemm_gets_its_layout(
+    prefix_sum: bool, entries: int, device: torch.device
+) -> None:
     grouped = grouped_spec(576, 512, routing=ExpertRouting(8, prefix_sum))
-    operands = allocate(grouped, 256, None, CPU, overlapping=True)
+    operands = allocate(grouped, 256, None, device, overlapping=True)
     assert operands.weight.shape == (16, 576, 512)
+    assert operands.weight.stride() == (576 * 512, 512, 1)
+    assert operands.weight.dtype == torch.float8_e4m3fn
     assert operands.grouped_layout is not None
     assert operands.grouped_layout.shape == (entries,)
     assert not operands.grouped_layout.any()

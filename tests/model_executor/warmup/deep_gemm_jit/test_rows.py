@@ -27,6 +27,7 @@ def window(rows: int, target: Target) -> int:
 def test_every_window_is_hit_exactly_once(
     first: int, last: int, target: Target
 ) -> None:
+    """G12."""
     ends = window_ends(RowRange(first, last), target)
     assert [window(end, target) for end in ends] == list(
         range(window(first, target), window(last, target) + 1)

@@ -12,20 +12,27 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     RowRange,
     ScaleLayout,
     Spec,
+    SplitRule,
     TensorLayout,
     spec_from_json,
 )
 
 from .specs import (
+    einsum_spec,
     grouped_spec,
+    hc_prenorm_spec,
     linear_spec,
     logits_spec,
+    masked_spec,
     metadata_spec,
     paged_logits_spec,
 )
 
 LINEAR = linear_spec(576, 7168)
 GROUPED = grouped_spec(576, 7168)
+EINSUM = einsum_spec(2, 1024, 4096, 8192)
+MASKED = masked_spec(4096, 7168, 9, 2048)
+HYPER = hc_prenorm_spec(16384, 8192, SplitRule.BUCKETED)
 ANOTHER_VALUE: dict[str, Any] = {
     "entry_point": EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
     "n": 640,
@@ -40,11 +47,6 @@ ANOTHER_VALUE: dict[str, Any] = {
 
 
 INDEXER = [logits_spec(), paged_logits_spec(), metadata_spec()]
-
-
-@pytest.mark.parametrize("spec", [LINEAR, GROUPED, *INDEXER], ids=str)
-def test_a_spec_survives_json(spec: Spec) -> None:
-    assert spec_from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,18 @@ def test_what_cannot_be_built_says_so(spec: Spec) -> None:
     assert spec.problem() is not None
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [LINEAR, GROUPED, EINSUM, MASKED, HYPER, *INDEXER],
+    ids=lambda spec: spec.entry_point,
+)
+def test_a_spec_survives_json(spec: Spec) -> None:
+    back = spec_from_json(json.loads(json.dumps(spec.to_json())))
+    assert (type(back), back) == (type(spec), spec)
+    assert hash(back) == hash(spec)
+    assert spec.problem() is None
+
+
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(GemmSpec)])
 def test_every_field_tells_two_specs_apart(field: str) -> None:
     other = dataclasses.replace(LINEAR, **{field: ANOTHER_VALUE[field]})
@@ -85,6 +99,28 @@ def test_every_field_tells_two_specs_apart(field: str) -> None:
 def test_a_message_names_entry_point_shape_and_rows() -> None:
     assert str(LINEAR) == "fp8_gemm_nt N=576 K=7168, rows 32..8192"
     assert "16 groups" in str(GROUPED)
+
+
+@pytest.mark.parametrize(
+    ("spec", "change"),
+    [
+        (EINSUM, {"recipe": (1, 1, 128)}),
+        (MASKED, {"capacity": 4096}),
+        (HYPER, {"splits": SplitRule.EXACT}),
+        (HYPER, {"k": 4096}),
+    ],
+)
+def test_what_only_some_specs_have_tells_them_apart(
+    spec: Any, change: dict[str, Any]
+) -> None:
+    assert dataclasses.replace(spec, **change) != spec
+
+
+def test_no_expert_is_expected_to_have_more_rows_than_memory() -> None:
+    problem = dataclasses.replace(MASKED, rows=RowRange(16, 2064)).problem()
+    assert problem is not None
+    assert "more rows than the 2048" in problem
+    assert dataclasses.replace(HYPER, k=0).problem() is not None
 
 
 def test_a_row_range_starts_at_one_and_can_be_empty() -> None:

@@ -143,18 +143,17 @@ class Backend:
         if shape is None:
             return False
         if spec.entry_point not in self._overlaps:
-            overlapping, dense = (
-                _Caller.allocate(
-                    spec, shape.rows, weights, self._device, overlapping=form
-                )
-                for form in (True, False)
-            )
             self._overlaps[spec.entry_point] = self._works(
-                overlapping, shape
-            ) or not self._works(dense, shape)
+                spec, shape, weights, overlapping=True
+            ) or not self._works(spec, shape, weights, overlapping=False)
         return self._overlaps[spec.entry_point]
 
-    def _works(self, caller: "_Caller", shape: Shape) -> bool:
+    def _works(
+        self, spec: Spec, shape: Shape, weights: Weights | None, *, overlapping: bool
+    ) -> bool:
+        caller = _Caller.allocate(
+            spec, shape.rows, weights, self._device, overlapping=overlapping
+        )
         if caller.call(shape) is not None:
             return False
         torch.cuda.synchronize(self._device)

@@ -4,12 +4,13 @@ import dataclasses
 
 import torch
 
+from .provider import Weights
 from .spec import GemmSpec, ScaleLayout
 
-_BLOCK = 128
+BLOCK = 128
 # TMA descriptors want row strides that are multiples of 16 bytes and 16-byte
 # aligned addresses (CUDA driver API, cuTensorMapEncodeTiled).
-_TMA_BYTES = 16
+TMA_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Operands:
     """Device memory for calls of one spec with up to ``max_rows`` rows.
 
     What DeepGEMM builds depends on shapes, dtypes and strides, not on contents.
-    In the overlapping form the rows of A and of D lie ``_TMA_BYTES`` apart, over
+    In the overlapping form the rows of A and of D lie ``TMA_BYTES`` apart, over
     each other, so that memory does not grow with N or K times the rows.
 
     Attributes:
@@ -71,7 +72,7 @@ class Operands:
 def allocate(
     spec: GemmSpec,
     max_rows: int,
-    weights: tuple[torch.Tensor, torch.Tensor] | None,
+    weights: Weights | None,
     device: torch.device,
     *,
     overlapping: bool,
@@ -87,10 +88,8 @@ def allocate(
         overlapping: See ``Operands``.
 
     """
-    weight, weight_scale = (
-        weights
-        if weights is not None and all(_is_usable(tensor, device) for tensor in weights)
-        else _substitute_weights(spec, device, overlapping)
+    weight, weight_scale = choose_weights(
+        spec, weights, device, overlapping=overlapping
     )
     quantized = spec.activation_scale is not ScaleLayout.NONE
     activation = torch.empty(
@@ -133,7 +132,7 @@ def dense_bytes(spec: GemmSpec) -> int:
 
 
 def _row_stride(width: int, tensor: torch.Tensor, overlapping: bool) -> int:
-    return _TMA_BYTES // tensor.element_size() if overlapping else width
+    return TMA_BYTES // tensor.element_size() if overlapping else width
 
 
 def _scale_dtype(layout: ScaleLayout) -> torch.dtype:
@@ -142,7 +141,7 @@ def _scale_dtype(layout: ScaleLayout) -> torch.dtype:
 
 def _scale_layout(spec: GemmSpec, rows: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return shape and strides of A's scale."""
-    columns = spec.k // _BLOCK
+    columns = spec.k // BLOCK
     aligned = -(-rows // 4) * 4
     match spec.activation_scale:
         case ScaleLayout.ROW_MAJOR:
@@ -158,35 +157,78 @@ def _scale_layout(spec: GemmSpec, rows: int) -> tuple[tuple[int, int], tuple[int
 
 
 def _scale_elements(spec: GemmSpec, max_rows: int) -> int:
-    return (max_rows + 3) * (spec.k // _BLOCK)
+    return (max_rows + 3) * (spec.k // BLOCK)
 
 
-def _is_usable(tensor: torch.Tensor, device: torch.device) -> bool:
+def choose_weights(
+    spec: GemmSpec,
+    weights: Weights | None,
+    device: torch.device,
+    *,
+    overlapping: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the layer's weight and block scale, or tensors of the same layout.
+
+    Args:
+        spec: What will be called.
+        weights: Of a layer that has this spec.
+        device: The CUDA device in use.
+        overlapping: Of what takes their place the rows may overlap, and of the
+            weights of a group only the first is read.
+
+    """
+    if weights is not None and all(is_usable(tensor, device) for tensor in weights):
+        weight, weight_scale = weights
+        return weight, weight_scale
+    return _substitute_weights(spec, device, overlapping)
+
+
+def is_usable(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether the data of ``tensor`` is on ``device``, and neither freed nor moved."""
     return tensor.device == device and tensor.untyped_storage().size() > 0
 
 
 def _substitute_weights(
     spec: GemmSpec, device: torch.device, overlapping: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a weight and a zero block scale of the spec's layout.
-
-    The rows of a plain weight may overlap. DeepGEMM wants the weights of a grouped
-    one N * K apart (its layout.hpp, 2.8.1), so that one has the size of the layer's.
-    """
-    if spec.groups == 1 and overlapping:
-        flat = torch.empty(
-            (spec.n - 1) * _TMA_BYTES + spec.k,
-            dtype=torch.float8_e4m3fn,
-            device=device,
-        )
-        weight = flat.as_strided((spec.n, spec.k), (_TMA_BYTES, 1))
-    else:
-        shape = (spec.n, spec.k) if spec.groups == 1 else (spec.groups, spec.n, spec.k)
-        weight = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
+    """Return a weight and a zero block scale of the spec's layout."""
     scale = torch.empty_strided(
         spec.weight_scale.shape,
         spec.weight_scale.stride,
         dtype=getattr(torch, spec.weight_scale.dtype),
         device=device,
     )
+    shape = spec.groups, spec.n, spec.k
+    plain = len(spec.weight_scale.shape) == 2
+    if not overlapping:
+        weight = torch.empty(
+            shape[1:] if plain else shape, dtype=torch.float8_e4m3fn, device=device
+        )
+    elif plain:
+        flat = torch.empty(
+            (spec.n - 1) * TMA_BYTES + spec.k,
+            dtype=torch.float8_e4m3fn,
+            device=device,
+        )
+        weight = flat.as_strided((spec.n, spec.k), (TMA_BYTES, 1))
+    else:
+        weight = torch.as_tensor(_Stretched(shape, device), device=device).view(
+            torch.float8_e4m3fn
+        )
     return weight, scale.zero_()
+
+
+class _Stretched:
+    """Memory for the first weight of a group under the shape of the whole group.
+
+    DeepGEMM wants the weights of a group N * K apart (its layout.hpp, 2.8.1), and the
+    warmup's calls give rows to the first expert only, or to none: the others are not
+    read. PyTorch takes the shape from here and does not ask how much memory there is.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
+        self._first = torch.empty(shape[1:], dtype=torch.uint8, device=device)
+        self.__cuda_array_interface__ = {
+            **self._first.__cuda_array_interface__,
+            "shape": shape,
+        }

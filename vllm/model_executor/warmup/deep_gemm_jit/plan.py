@@ -200,8 +200,6 @@ def _describe_silent(name: str, module: torch.nn.Module) -> Outcome | None:
     """Say what a layer without a provider is, or None if it is not ours."""
     kernels = linear_kernels(module)
     held = [kernel for kernel in kernels if _deep_gemm_kernel(kernel) is not None]
-    if held and getattr(module, "is_bmm", False):
-        return Skipped(name, "is_bmm: it runs through fp8_einsum")
     if held:
         return Unregistered(
             name,

@@ -5,6 +5,10 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Self
 
+# Serving rounds ``expected_m`` up to a multiple of it (``estimate_expected_m`` of the
+# base's ``batched_deep_gemm_moe.py``).
+EXPECTED_ROWS_STEP = 16
+
 
 class EntryPoint(enum.StrEnum):
     """Functions that a spec can name: DeepGEMM's, and FlashInfer's one.
@@ -15,6 +19,9 @@ class EntryPoint(enum.StrEnum):
 
     FP8_GEMM_NT = "fp8_gemm_nt"
     M_GROUPED_FP8_GEMM_NT_CONTIGUOUS = "m_grouped_fp8_gemm_nt_contiguous"
+    FP8_M_GROUPED_GEMM_NT_MASKED = "fp8_m_grouped_gemm_nt_masked"
+    FP8_EINSUM = "fp8_einsum"
+    TF32_HC_PRENORM_GEMM = "tf32_hc_prenorm_gemm"
     FLASHINFER_FP8_BLOCKSCALE_GEMM = "flashinfer_fp8_blockscale_gemm"
     FP8_FP4_MQA_LOGITS = "fp8_fp4_mqa_logits"
     FP8_FP4_PAGED_MQA_LOGITS = "fp8_fp4_paged_mqa_logits"
@@ -284,9 +291,92 @@ class PagedMqaMetadataSpec(Spec):
         return super().problem()
 
 
+@dataclasses.dataclass(frozen=True, order=True, kw_only=True)
+class EinsumSpec(GemmSpec):
+    """``bhr,hdr->bhd``: ``groups`` GEMMs of (N, K) in one call, b rows each.
+
+    Attributes:
+        recipe: Rows and columns that share one scale, as serving passes them:
+            rows of A, rows of the weight, columns of both.
+
+    """
+
+    recipe: tuple[int, int, int]
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        first, second, third = value["recipe"]
+        return super().from_json({**value, "recipe": (first, second, third)})
+
+
+@dataclasses.dataclass(frozen=True, order=True, kw_only=True)
+class MaskedSpec(GemmSpec):
+    """A grouped GEMM of which every expert has the same number of rows in memory.
+
+    ``rows`` are values of ``expected_m``, the rows that serving expects an expert to
+    have. They decide on the kernel; serving sends every multiple of
+    ``EXPECTED_ROWS_STEP`` among them, and their last.
+
+    Attributes:
+        capacity: Rows of A and D in memory for each expert.
+
+    """
+
+    capacity: int
+
+    def problem(self) -> str | None:
+        if self.rows.last > self.capacity:
+            return f"more rows than the {self.capacity} of an expert ({self})"
+        return super().problem()
+
+
+class SplitRule(enum.StrEnum):
+    """The function of the base that splits K for a number of rows.
+
+    Both are in ``vllm.model_executor.kernels.mhc``.
+    """
+
+    EXACT = "compute_num_split"
+    BUCKETED = "compute_mhc_pre_num_splits"
+
+
+@dataclasses.dataclass(frozen=True, order=True, kw_only=True)
+class HcPrenormSpec(Spec):
+    """Projection of the hyper-connections: D[M, N] = A[M, K] @ B[N, K].T.
+
+    A is bfloat16, B and D are float32. ``rows`` are the row counts M.
+
+    Attributes:
+        n: Rows of B.
+        k: Columns of B.
+        splits: How K is split for M rows; part of the compile key.
+
+    """
+
+    n: int
+    k: int
+    splits: SplitRule
+
+    @property
+    def shape(self) -> str:
+        return f"N={self.n} K={self.k}"
+
+    def problem(self) -> str | None:
+        if min(self.n, self.k) < 1:
+            return f"a GEMM without rows or columns ({self})"
+        return super().problem()
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return super().from_json({**value, "splits": SplitRule(value["splits"])})
+
+
 _SPEC_OF: Mapping[EntryPoint, type[Spec]] = {
     EntryPoint.FP8_GEMM_NT: GemmSpec,
     EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS: GemmSpec,
+    EntryPoint.FP8_M_GROUPED_GEMM_NT_MASKED: MaskedSpec,
+    EntryPoint.FP8_EINSUM: EinsumSpec,
+    EntryPoint.TF32_HC_PRENORM_GEMM: HcPrenormSpec,
     EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: GemmSpec,
     EntryPoint.FP8_FP4_MQA_LOGITS: MqaLogitsSpec,
     EntryPoint.FP8_FP4_PAGED_MQA_LOGITS: PagedMqaLogitsSpec,

@@ -471,19 +471,28 @@ CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const 
 /* ---- tensor maps: the documented limits are checked, the content is for a device ---- */
 
 /* No limit that the driver documents, so it takes an environment variable to have it. */
-static bool overlap_refused(size_t row, cuuint32_t rank, const cuuint64_t *size,
+static bool overlap_refused(size_t reach, cuuint32_t rank, const cuuint64_t *size,
                             const cuuint64_t *strides)
 {
     const char *text = getenv("STANDIN_GPU_REFUSE_OVERLAP");
     if (text == NULL || strcmp(text, "1"))
         return false;
-    for (cuuint32_t i = 0; i + 1 < rank; i++) {
-        if (size[i + 1] > 1 && strides[i] < row) {
+    bool seen[4] = {false};
+    for (cuuint32_t count = 0; count + 1 < rank; count++) {
+        /* By stride: the rows of one matrix may lie between those of another. */
+        cuuint32_t next = rank;
+        for (cuuint32_t i = 0; i + 1 < rank; i++)
+            if (!seen[i] && (next == rank || strides[i] < strides[next]))
+                next = i;
+        seen[next] = true;
+        if (size[next + 1] == 1)
+            continue;
+        if (strides[next] < reach) {
             si_trace("tensor map refused: %llu bytes apart, %zu long",
-                     (unsigned long long)strides[i], row);
+                     (unsigned long long)strides[next], reach);
             return true;
         }
-        row = size[i + 1] * strides[i];
+        reach += (size[next + 1] - 1) * strides[next];
     }
     return false;
 }

@@ -33,6 +33,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.provider import (
     SwitchedOff,
 )
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    EinsumSpec,
     EntryPoint,
     GemmSpec,
     RowRange,
@@ -157,8 +158,8 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         """Convert the weights, then stamp the layer with this kernel.
 
         Args:
-            layer: Holds weight (N, K) float8_e4m3fn and its block scale. BMM
-                layers (``is_bmm``) run through ``fp8_einsum`` and get no stamp.
+            layer: Holds weight (N, K) float8_e4m3fn and its block scale. One that
+                runs through ``fp8_einsum`` (``is_bmm``) holds (h, N / h, K) after.
 
         Raises:
             ValueError: The layer has no block shape, or its scale does not fit.
@@ -187,8 +188,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             )
             replace_parameter(layer, params.WEIGHT, weight)
             replace_parameter(layer, params.block_scale_attr, scale)
-        if not is_bmm:
-            setattr(layer, PROVIDER_ATTRIBUTE, self)
+        setattr(layer, PROVIDER_ATTRIBUTE, self)
         # Here, since a start that skips the warmup has no later call of ours.
         monitor.install(self._jit_config)
 
@@ -196,6 +196,8 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         self, layer: torch.nn.Module
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight (N, K) float8_e4m3fn and block scale, as serving has them.
+
+        That of an ``is_bmm`` layer is (h, N, K).
 
         Raises:
             ValueError: The layer has no block scale.
@@ -220,6 +222,8 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         if block_shape != _BLOCK_SHAPE:
             return Rejected(f"block size {list(block_shape)} is not [128, 128]")
         weight, scale = self.get_deep_gemm_warmup_weights(layer)
+        if getattr(layer, "is_bmm", False):
+            return [self._einsum_spec(weight, scale, max_tokens)]
         if weight.ndim != 2:
             return Rejected(f"weight {tuple(weight.shape)} is not a matrix")
         problem = shape_problem((weight.shape[0], weight.shape[1]))
@@ -248,6 +252,30 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             for entry_point, rows, layout in calls
             if rows
         ]
+
+    def _einsum_spec(
+        self, weight: torch.Tensor, scale: torch.Tensor, max_tokens: int
+    ) -> EinsumSpec:
+        """Return what ``deep_gemm_fp8_o_proj`` of the base runs: all rows, always.
+
+        The recipe is that of its ``compute_fp8_einsum_recipe``; the scale of A is
+        one for each row and 128 columns under either.
+        """
+        packed = packs_scales()
+        groups, n, k = weight.shape
+        return EinsumSpec(
+            entry_point=EntryPoint.FP8_EINSUM,
+            n=n,
+            k=k,
+            groups=groups,
+            rows=RowRange(1, max_tokens),
+            weight_scale=TensorLayout.of(scale),
+            activation_scale=ScaleLayout.PACKED_UE8M0
+            if packed
+            else ScaleLayout.COLUMN_MAJOR_TMA_ALIGNED,
+            ue8m0_cast=self.use_deep_gemm_e8m0,
+            recipe=(1, 1, 128) if packed else (1, 128, 128),
+        )
 
     def _activation_scale_layouts(self) -> list[ScaleLayout]:
         if packs_scales():

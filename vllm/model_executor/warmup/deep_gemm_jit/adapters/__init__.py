@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..provider import WarmupProvider
-from . import experts, indexer, mla
+from . import batched_experts, experts, indexer, mhc, mla
 
 # One function a file: the providers that speak for a module, none if it is not one
 # of theirs. They import no model: a class that nobody has loaded cannot be in it.
 _ADAPTERS: Sequence[Callable[[torch.nn.Module], list[WarmupProvider]]] = (
     experts.adapt,
     indexer.adapt,
+    batched_experts.adapt,
+    mhc.adapt,
     mla.adapt,
 )
 

@@ -24,18 +24,23 @@ _RUNNER = ("vllm.model_executor.layers.fused_moe.runner.moe_runner", "MoERunner"
 
 def adapt(module: torch.nn.Module) -> list[WarmupProvider]:
     """Return a provider for each weight of DeepGEMM's experts."""
-    experts = _deep_gemm_experts(module) if is_a(module, *_RUNNER) else None
+    experts = _deep_gemm_experts(experts_of(module))
     if experts is None:
         return []
     return [GroupedExperts(experts, weight) for weight in ExpertWeight]
 
 
-def _deep_gemm_experts(runner: Any) -> Any | None:
-    """Return the object whose ``apply`` calls the grouped GEMM, or None."""
-    kernel = getattr(runner._quant_method, "moe_kernel", None)
-    if kernel is None:
+def experts_of(module: torch.nn.Module) -> Any | None:
+    """Return the object that runs the experts of a MoERunner, or None."""
+    if not is_a(module, *_RUNNER):
         return None
-    experts = kernel.impl.fused_experts
+    runner: Any = module
+    kernel = getattr(runner._quant_method, "moe_kernel", None)
+    return None if kernel is None else kernel.impl.fused_experts
+
+
+def _deep_gemm_experts(experts: Any) -> Any | None:
+    """Return the object whose ``apply`` calls the grouped GEMM, or None."""
     names = {cls.__name__ for cls in type(experts).__mro__}
     if "TritonOrDeepGemmExperts" in names:
         # It takes Triton only where is_deep_gemm_e8m0_used() is False and the

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from ..left_out import LEFT_OUT
 from ..plan import Registered, Skipped, Unregistered
 from .coverage import summarize
 from .values import KernelState, Report, SpecResult
@@ -29,6 +30,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "built": len(report.built),
             "failed": sum(len(result.failures) for result in report.results),
         },
+        "left_out": dict(LEFT_OUT),
         "coverage": dataclasses.asdict(summarize(report)),
         "specs": [_spec(result) for result in report.results],
     }

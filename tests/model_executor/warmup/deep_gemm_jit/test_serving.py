@@ -1,0 +1,231 @@
+"""Once a layer is warmed, the base's own code that runs it builds nothing."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from vllm.model_executor.warmup.deep_gemm_jit.backend import Backend, read_target
+from vllm.model_executor.warmup.deep_gemm_jit.cache import CacheWatch
+from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    ExpertRouting,
+    GemmSpec,
+    HcPrenormSpec,
+    RowRange,
+    SplitRule,
+)
+from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
+from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
+
+from ...real_layers import FP8, load
+from .conftest import MakeBatchedExperts
+from .layers import hyper_connected
+from .specs import einsum_spec, grouped_spec, hc_prenorm_spec, masked_spec
+
+MakeLinear = Callable[..., torch.nn.Module]
+Warmed = Callable[[torch.nn.Module, int], Callable[[], list[str]]]
+
+
+@pytest.fixture
+def warmed(monkeypatch: pytest.MonkeyPatch) -> Warmed:
+    """Warm a model up to a limit; return a function that names kernels built since."""
+
+    def warm(model: torch.nn.Module, limit: int) -> Callable[[], list[str]]:
+        monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_STRICT", "1")
+        watches = [CacheWatch(cache) for cache in read_kernel_caches()]
+        deep_gemm_warmup(model, limit)
+        assert [name for watch in watches for name in watch.new_entries()]
+        return lambda: [name for watch in watches for name in watch.new_entries()]
+
+    return warm
+
+
+@pytest.mark.parametrize(
+    ("groups", "n", "k", "rows"),
+    [
+        pytest.param(2, 128, 256, [1, 18, 32], id="G04"),
+        pytest.param(4, 1024, 4096, [5908, 7241, 10349, 6109, 2125, 1999], id="G05"),
+    ],
+)
+def test_the_output_projection_of_deepseek_v4(
+    linear: MakeLinear,
+    warmed: Warmed,
+    device: torch.device,
+    groups: int,
+    n: int,
+    k: int,
+    rows: list[int],
+) -> None:
+    from vllm.models.deepseek_v4.nvidia.ops.o_proj import (
+        compute_fp8_einsum_recipe,
+        deep_gemm_fp8_o_proj,
+    )
+
+    wo_a = linear(groups * n, k, FP8)
+    wo_a.is_bmm, wo_a.bmm_batch_size = True, groups
+    built_since = warmed(torch.nn.ModuleDict({"wo_a": load(wo_a)}), max(rows))
+    recipe, aligned = compute_fp8_einsum_recipe()
+    for count in rows:
+        output = deep_gemm_fp8_o_proj(
+            torch.empty(count, groups, k, dtype=torch.bfloat16, device=device),
+            torch.zeros(count, dtype=torch.int64, device=device),
+            torch.empty(count, 64, device=device),
+            wo_a,
+            lambda z: z,
+            n_groups=groups,
+            heads_per_group=1,
+            nope_dim=k - 64,
+            rope_dim=64,
+            o_lora_rank=n,
+            einsum_recipe=recipe,
+            tma_aligned_scales=aligned,
+        )
+        assert output.shape == (count, groups * n)
+    assert built_since() == []
+
+
+def test_the_hyper_connections_of_deepseek_v4(
+    warmed: Warmed, device: torch.device
+) -> None:
+    """Of the first layer, whose projection is summed over the streams, and others."""
+    from vllm.model_executor.kernels.mhc.tilelang import _hc_prenorm_gemm_outputs
+
+    hidden, limit = 1536, 1000
+    layer = hyper_connected(
+        "vllm.models.deepseek_v4.nvidia.model",
+        "DeepseekV4DecoderLayer",
+        device,
+        hidden,
+        first=True,
+    )
+    built_since = warmed(layer, limit)
+    for projection in (layer.hc_attn_fn_broadcast, layer.hc_ffn_fn):
+        for rows in (1, *range(63, limit, 64), *range(64, limit, 64), limit):
+            x = torch.empty(
+                rows, projection.shape[1], dtype=torch.bfloat16, device=device
+            )
+            _hc_prenorm_gemm_outputs(
+                x,
+                projection,
+                hidden_size=hidden,
+                hc_mult=4,
+                use_tilelang_fallback=False,
+            )
+    assert built_since() == []
+
+
+def test_batched_experts_with_redundant_ones(
+    batched_experts: MakeBatchedExperts, warmed: Warmed, device: torch.device
+) -> None:
+    """Two data-parallel ranks; every count of tokens that they can send."""
+    from vllm.forward_context import (
+        DPMetadata,
+        ForwardContext,
+        override_forward_context,
+    )
+    from vllm.model_executor.layers.fused_moe.modular_kernel import (
+        ExpertTokensMetadata,
+    )
+
+    limit, ranks, width, hidden = 512, 2, 256, 896
+    runner = batched_experts(hidden, width, limit, ranks)
+    experts = runner._quant_method.moe_kernel.impl.fused_experts
+    config = experts.moe_config
+    built_since = warmed(torch.nn.ModuleList([runner]), limit)
+    routed = runner.routed_experts
+    local, capacity = routed.w13_weight.shape[0], limit * ranks
+    a = torch.empty(local, capacity, hidden, dtype=torch.float8_e4m3fn, device=device)
+    scale = torch.zeros(local, hidden // 128, capacity, device=device)
+    shapes = experts.workspace_shapes(
+        limit, 2 * width, hidden, 2, config.num_experts, local, None, routed.activation
+    )
+    workspaces = [
+        torch.empty(shape, dtype=torch.bfloat16, device=device) for shape in shapes
+    ]
+    for tokens in range(1, ranks * limit + 1, 7):
+        metadata = DPMetadata(torch.tensor([tokens // 2, tokens - tokens // 2]))
+        with override_forward_context(ForwardContext({}, {}, {}, dp_metadata=metadata)):
+            experts.apply(
+                workspaces[2],
+                a,
+                routed.w13_weight,
+                routed.w2_weight,
+                torch.empty(0, device=device),
+                torch.empty(limit, config.experts_per_token, device=device),
+                routed.activation,
+                config.num_experts,
+                None,
+                scale.transpose(1, 2),
+                None,
+                workspaces[0],
+                workspaces[1],
+                ExpertTokensMetadata(
+                    torch.zeros(local, dtype=torch.int32, device=device), None
+                ),
+                False,
+            )
+    assert built_since() == []
+
+
+MEGABYTES = 1 << 20
+EXPERTS = ExpertRouting(top_k=8, prefix_sum=True)
+LARGE: list[GemmSpec | HcPrenormSpec] = [
+    einsum_spec(16, 1024, 4096, 65536),
+    masked_spec(4096, 7168, 32, 65536),
+    hc_prenorm_spec(28672, 65536, SplitRule.BUCKETED),
+    grouped_spec(4096, 7168, 32, rows=RowRange(1, 1024), routing=EXPERTS),
+]
+
+
+@pytest.mark.parametrize("spec", LARGE, ids=lambda spec: spec.entry_point)
+@pytest.mark.parametrize("freed", [False, True], ids=["loaded", "freed"])
+def test_memory_does_not_grow_with_the_layer_or_the_limit(
+    spec: GemmSpec | HcPrenormSpec, freed: bool, device: torch.device
+) -> None:
+    """At most 256 MiB above what the layer holds, and none of it stays."""
+    weights = None if freed else weights_of(spec, device)
+    backend = Backend(device, read_target(device), read_kernel_caches())
+    held = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    calls, left = backend.run(spec, weights, every_row=False, listener=lambda *_: None)
+    assert [call.failure for call in calls if call.failure] == []
+    assert left == []
+    peak = torch.cuda.max_memory_allocated(device) - held
+    assert peak <= 256 * MEGABYTES
+    assert torch.cuda.memory_allocated(device) == held
+
+
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_a_driver_that_refuses_rows_over_each_other_gets_the_same_kernels(
+    refused_first: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes that nothing else here has: a kernel is built once in a process."""
+    odd = 64 if refused_first else 128
+    specs = [
+        einsum_spec(3, 896 + odd, 640, 512),
+        hc_prenorm_spec(5 * 1024 + odd, 512, SplitRule.EXACT),
+    ]
+    built = []
+    for refused in (refused_first, not refused_first):
+        monkeypatch.setenv("STANDIN_GPU_REFUSE_OVERLAP", str(int(refused)))
+        backend = Backend(device, read_target(device), read_kernel_caches())
+        for spec in specs:
+            calls, _ = backend.run(
+                spec, None, every_row=False, listener=lambda *_: None
+            )
+            assert [call.failure for call in calls if call.failure] == []
+            built.append(sum(len(call.built) for call in calls))
+    assert min(built[:2]) > 0
+    assert built[2:] == [0, 0]
+
+
+def weights_of(
+    spec: GemmSpec | HcPrenormSpec, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """What a layer with ``spec`` holds."""
+    if isinstance(spec, HcPrenormSpec):
+        return (torch.empty(spec.n, spec.k, device=device),)
+    shape = spec.groups, spec.n, spec.k
+    return (
+        torch.empty(shape, dtype=torch.float8_e4m3fn, device=device),
+        torch.empty(spec.weight_scale.shape, device=device),
+    )
