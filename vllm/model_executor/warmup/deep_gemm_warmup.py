@@ -79,7 +79,9 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
     plan = make_plan(model, max_tokens)
     if not plan.outcomes:
         return []
-    target, results = _build(plan, settings) if plan.weights else (None, ())
+    target, results = (
+        _build(plan, model, max_tokens, settings) if plan.weights else (None, ())
+    )
     report = Report(
         plan=plan,
         results=results,
@@ -122,12 +124,28 @@ def _publish(report: Report, settings: Settings) -> None:
         )
 
 
-def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ...]]:
+def _build(
+    plan: Plan, model: torch.nn.Module, max_tokens: int, settings: Settings
+) -> tuple[Target, tuple[SpecResult, ...]]:
     # Talks to DeepGEMM: not to be imported for a model that has no use for it.
-    from .deep_gemm_jit.backend import Backend, read_target
+    from .deep_gemm_jit import sm_counts
+    from .deep_gemm_jit.backend import read_target
 
     device = torch.device("cuda", torch.cuda.current_device())
-    target = read_target(device)
+    whole, *parts = sm_counts.shares(read_target(device), max_tokens, plan.config)
+    results = _run(plan, device, whole.target, settings)
+    for part in parts:
+        with sm_counts.in_use(part.target):
+            less = make_plan(model, part.max_tokens)
+            results += _run(less, device, part.target, settings)
+    return whole.target, tuple(results)
+
+
+def _run(
+    plan: Plan, device: torch.device, target: Target, settings: Settings
+) -> list[SpecResult]:
+    from .deep_gemm_jit.backend import Backend
+
     backend = Backend(device, target, read_kernel_caches())
     progress = _Progress(len(plan.weights))
     results = []
@@ -136,11 +154,10 @@ def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ..
             spec, weights, every_row=settings.every_row, listener=progress.called
         )
         progress.specs += 1
-        results.append(
-            SpecResult(spec, plan.layers_of(spec), tuple(calls), tuple(left))
-        )
+        layers = plan.layers_of(spec)
+        results.append(SpecResult(spec, layers, tuple(calls), tuple(left), target))
     backend.finish()
-    return target, tuple(results)
+    return results
 
 
 class _Progress:

@@ -25,6 +25,7 @@ class SpecResult:
         layers: Names of the layers that have it.
         calls: Those made.
         left: Row counts of those that were not made, after so many had failed.
+        target: What its kernels were built for; None: what the report's were.
 
     """
 
@@ -32,6 +33,7 @@ class SpecResult:
     layers: tuple[str, ...]
     calls: tuple[Call, ...]
     left: tuple[int, ...] = ()
+    target: Target | None = None
 
     @property
     def built(self) -> tuple[str, ...]:
@@ -94,7 +96,8 @@ class Report:
     def problems(self) -> list[str]:
         """Return one line for each failed spec and each kind of unheard layer."""
         lines = [
-            f"DeepGEMM warmup ({result.spec}): {result.extent}, first at "
+            f"DeepGEMM warmup ({result.spec}{self._on(result)}): {result.extent}, "
+            f"first at "
             f"M={result.failures[0].rows}: "
             f"{_one_line(result.failures[0].failure)}; a request of that size will "
             "compile, or fail, in its turn"
@@ -110,6 +113,19 @@ class Report:
             for reason, names in unheard.items()
         )
         return lines
+
+    def _on(self, result: SpecResult) -> str:
+        """Return the SM count of a spec that had not the whole GPU."""
+        target = result.target
+        if target is None or target == self.target:
+            return ""
+        return f" on {target.sm_count} SMs"
+
+    @property
+    def sm_counts(self) -> tuple[int, ...]:
+        """SM counts that kernels were built for, in the order of building."""
+        targets = (result.target for result in self.results)
+        return tuple(dict.fromkeys(t.sm_count for t in targets if t is not None))
 
     def notices(self) -> list[str]:
         """Return what is worth a look and may be right."""
@@ -129,9 +145,11 @@ class Report:
         kernels = (
             f"{built} kernels built" if built else "all kernels found in the cache"
         )
+        counts = self.sm_counts
+        sms = f"{' and '.join(map(str, counts))} SMs, " if len(counts) > 1 else ""
         return (
             f"DeepGEMM warmup: {len(self.plan.select(Registered))} layers, "
-            f"{len(self.shapes)} shapes, {kernels}, {self.seconds:.1f} s"
+            f"{len(self.shapes)} shapes, {sms}{kernels}, {self.seconds:.1f} s"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -156,6 +174,7 @@ class Report:
             "specs": [
                 {
                     **result.spec.to_json(),
+                    "target": None if result.target is None else str(result.target),
                     "layers": list(result.layers),
                     "calls": len(result.calls),
                     "built": [
