@@ -79,6 +79,8 @@ EXPERTS = {
     "Qwen3-30B-A3B w2": (2048, 768, 128, ScaleLayout.COLUMN_MAJOR),
     "DeepSeek-V3 TP8 w13": (512, 7168, 256, ScaleLayout.ROW_MAJOR),
     "DeepSeek-V3 TP8 w2": (7168, 256, 256, ScaleLayout.COLUMN_MAJOR),
+    "Qwen3-Coder-480B EP8 w13": (5120, 6144, 20, ScaleLayout.ROW_MAJOR),
+    "Qwen3-Coder-480B EP8 w2": (6144, 2560, 20, ScaleLayout.COLUMN_MAJOR),
 }
 
 
@@ -101,12 +103,13 @@ def cases(names: Iterable[str]) -> list[Case]:
     ]
 
 
-def expert_cases(sms: int, limit: int) -> list[Case]:
-    routing = ExpertRouting(top_k=8, prefix_sum=True)
+def expert_cases(sms: int, limit: int, *, counted: bool = False) -> list[Case]:
+    """Return a case for each weight of experts, and for up to ``limit`` tokens."""
+    routing = ExpertRouting(top_k=8, prefix_sum=True, counted=counted)
     rows = RowRange(1, limit)
     return [
         Case(
-            name,
+            f"{name} counted" if counted else name,
             grouped_spec(
                 n, k, groups, rows=rows, activation_scale=layout, routing=routing
             ),
@@ -129,11 +132,15 @@ FEW = [
     *(linear_case(name, WRAPPER, 8192, 132) for name in DEFAULT),
     *(linear_case(name, PLAIN, 1000, 78) for name in DEFAULT),
     *expert_cases(78, 1000)[:2],
+    *expert_cases(132, 1000, counted=True)[:1],
 ]
 ALL = [
     *cases(SHAPES),
     *expert_cases(132, 8192),
     *expert_cases(78, 1000),
+    # The tokens of eight ranks.
+    *expert_cases(132, 8 * 8192, counted=True),
+    *expert_cases(78, 1000, counted=True),
     *context_cases(),
 ]
 
