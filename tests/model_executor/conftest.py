@@ -60,10 +60,17 @@ def fake_nvcc_in_this_process(fake_nvcc_environment: dict[str, str]) -> Iterator
 
 
 @pytest.fixture(scope="session")
-def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def one_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The engine's state while it constructs and loads a model, on one rank."""
     with one_rank(tmp_path_factory.mktemp("model")) as config:
         yield config
+
+
+@pytest.fixture
+def vllm_config(one_engine: Any) -> Any:
+    """``one_engine`` before it has loaded anything."""
+    one_engine.compilation_config.static_forward_context.clear()
+    return one_engine
 
 
 @pytest.fixture

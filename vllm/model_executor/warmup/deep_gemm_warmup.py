@@ -89,7 +89,9 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
         if _speaks():
             logger.info("DeepGEMM warmup: nothing was warmed: %s", plan.switched_off)
         return []
-    target, results = _build(plan, settings) if plan.weights else (None, ())
+    target, results = (
+        _build(plan, model, max_tokens, settings) if plan.weights else (None, ())
+    )
     report = Report(
         plan=plan,
         results=results,
@@ -157,13 +159,30 @@ def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
     return path.with_name(f"{path.stem}{suffix}{path.suffix}")
 
 
-def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ...]]:
+def _build(
+    plan: Plan, model: torch.nn.Module, max_tokens: int, settings: Settings
+) -> tuple[Target, tuple[SpecResult, ...]]:
     # Talks to DeepGEMM: not to be imported for a model that has no use for it.
-    from .deep_gemm_jit import monitor
-    from .deep_gemm_jit.backend import Backend, read_target
+    from .deep_gemm_jit import monitor, sm_counts
+    from .deep_gemm_jit.backend import read_target
 
     device = torch.device("cuda", torch.cuda.current_device())
-    target = read_target(device)
+    whole, *parts = sm_counts.shares(read_target(device), max_tokens, plan.config)
+    results = _run(plan, device, whole.target, settings)
+    for part in parts:
+        with sm_counts.in_use(part.target):
+            less = make_plan(model, part.max_tokens)
+            results += _run(less, device, part.target, settings)
+    # For a model that has no linear layer on DeepGEMM, whose load would do it.
+    monitor.install(None)
+    return whole.target, tuple(results)
+
+
+def _run(
+    plan: Plan, device: torch.device, target: Target, settings: Settings
+) -> list[SpecResult]:
+    from .deep_gemm_jit.backend import Backend
+
     backend = Backend(device, target, read_kernel_caches())
     turn = Turn(meeting_folder(), first=_speaks() and get_pp_group().is_first_rank)
     results = []
@@ -174,13 +193,10 @@ def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ..
                 spec, weights, every_row=settings.every_row, listener=progress.called
             )
             progress.finished(spec)
-            results.append(
-                SpecResult(spec, plan.layers_of(spec), tuple(calls), tuple(left))
-            )
+            layers = plan.layers_of(spec)
+            results.append(SpecResult(spec, layers, tuple(calls), tuple(left), target))
         backend.finish()
-    # For a model that has no linear layer on DeepGEMM, whose load would do it.
-    monitor.install(None)
-    return target, tuple(results)
+    return results
 
 
 def _warm_mega_moe(

@@ -4,11 +4,14 @@ import dataclasses
 import importlib
 import inspect
 import itertools
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor.layers import fused_moe
+from vllm.model_executor.warmup.deep_gemm_jit.adapters.experts import HOST_COUNTS
 from vllm.model_executor.warmup.deep_gemm_jit.plan import (
     Registered,
     Skipped,
@@ -75,6 +78,45 @@ def test_both_weights_of_experts_on_deep_gemm_are_described(experts: Made) -> No
 
 def test_experts_on_another_backend_have_nothing_to_warm(experts: Made) -> None:
     assert make_plan(torch.nn.ModuleList([experts("triton")]), LIMIT).specs == ()
+
+
+def test_ranks_that_share_the_tokens_of_a_step_send_equal_parts(
+    experts: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer: Any = experts("deep_gemm")
+    config = layer._quant_method.moe_kernel.impl.fused_experts.moe_config
+    monkeypatch.setattr(config.moe_parallel_config, "sp_size", 5)
+    plan = make_plan(torch.nn.ModuleList([layer]), LIMIT)
+    assert {spec.rows for spec in plan.specs} == {RowRange(1, 100)}
+
+
+@pytest.mark.parametrize("name", HOST_COUNTS)
+def test_experts_that_learn_how_many_tokens_each_got_are_told_apart(
+    experts: Made, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """DeepEP's kernels are not installed here; the class of the sender decides."""
+    layer: Any = experts("deep_gemm")
+    sender = layer._quant_method.moe_kernel.impl.prepare_finalize
+    monkeypatch.setattr(
+        layer._quant_method.moe_kernel.impl,
+        "prepare_finalize",
+        type(name, (type(sender),), {})(),
+    )
+    plan = make_plan(torch.nn.ModuleList([layer]), LIMIT)
+    assert all(spec.routing.counted for spec in gemms(plan.specs) if spec.routing)
+
+
+def test_the_senders_that_count_are_those_of_the_base() -> None:
+    """Their modules cannot be imported without DeepEP."""
+    folder = pathlib.Path(fused_moe.__file__).parent / "prepare_finalize"
+    counting = [
+        path.read_text()
+        for path in folder.glob("*.py")
+        if "make_from_list(" in path.read_text()
+    ]
+    assert len(counting) == len(HOST_COUNTS)
+    for name in HOST_COUNTS:
+        assert any(f"class {name}(" in text for text in counting), name
 
 
 @pytest.fixture

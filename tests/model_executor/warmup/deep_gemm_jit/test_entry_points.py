@@ -94,6 +94,27 @@ def test_sampled_tokens_give_the_padded_totals_of_all_tokens(
     assert sampled == list(dict.fromkeys(every))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "last"), [(3, 2 * 3 + 16 * 127), (1 << 20, 1024 * 128)]
+)
+def test_counted_tokens_give_every_number_of_full_blocks(
+    tokens: int, last: int
+) -> None:
+    strategy = STRATEGIES[EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS]
+    routing = ExpertRouting(2, prefix_sum=True, counted=True)
+    spec = grouped_spec(groups=16, rows=RowRange(1, tokens), routing=routing)
+    shapes = strategy.shapes(spec, H100, every_row=False)
+    assert [shape.rows for shape in shapes] == list(range(128, last + 1, 128))
+
+
+def test_row_totals_of_many_ranks_end_where_no_kernel_is_new() -> None:
+    strategy = STRATEGIES[EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS]
+    spec = grouped_spec(rows=RowRange(1, 32 * 8192))
+    shapes = strategy.shapes(spec, H100, every_row=False)
+    assert shapes[-1].rows >= 1024 * 128 > shapes[-2].rows
+    assert len(shapes) < 1100
+
+
 def test_a_grouped_spec_without_routing_is_named() -> None:
     strategy = STRATEGIES[EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS]
     spec = dataclasses.replace(grouped_spec(), routing=None)

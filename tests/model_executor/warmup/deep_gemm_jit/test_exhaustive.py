@@ -92,6 +92,8 @@ EXPERTS = {
     "Qwen3-30B-A3B w2": (2048, 768, 128, ScaleLayout.COLUMN_MAJOR),
     "DeepSeek-V3 TP8 w13": (512, 7168, 256, ScaleLayout.ROW_MAJOR),
     "DeepSeek-V3 TP8 w2": (7168, 256, 256, ScaleLayout.COLUMN_MAJOR),
+    "Qwen3-Coder-480B EP8 w13": (5120, 6144, 20, ScaleLayout.ROW_MAJOR),
+    "Qwen3-Coder-480B EP8 w2": (6144, 2560, 20, ScaleLayout.COLUMN_MAJOR),
 }
 
 
@@ -140,12 +142,13 @@ def cases(names: Iterable[str]) -> list[Case]:
     ]
 
 
-def expert_cases(sms: int, limit: int) -> list[Case]:
-    routing = ExpertRouting(top_k=8, prefix_sum=True)
+def expert_cases(sms: int, limit: int, *, counted: bool = False) -> list[Case]:
+    """Return a case for each weight of experts, and for up to ``limit`` tokens."""
+    routing = ExpertRouting(top_k=8, prefix_sum=True, counted=counted)
     rows = RowRange(1, limit)
     return [
         Case(
-            name,
+            f"{name} counted" if counted else name,
             grouped_spec(
                 n, k, groups, rows=rows, activation_scale=layout, routing=routing
             ),
@@ -218,11 +221,15 @@ FEW = [
     *einsum_cases(["G04", "DeepSeek-V4-Flash TP4 wo_a"], 132, 1000),
     *batched_expert_cases(["Qwen3-235B EP8 w13", "one expert"], 132),
     *hyper_connection_cases(1000)[:2],
+    *expert_cases(132, 1000, counted=True)[:1],
 ]
 ALL = [
     *cases(SHAPES),
     *expert_cases(132, 8192),
     *expert_cases(78, 1000),
+    # The tokens of eight ranks.
+    *expert_cases(132, 8 * 8192, counted=True),
+    *expert_cases(78, 1000, counted=True),
     *context_cases(),
     # G05: irregular prompts up to 10349.
     *einsum_cases(EINSUMS, 132, 10349),

@@ -187,7 +187,7 @@ def test_the_table_says_all_of_it() -> None:
 @pytest.mark.parametrize("silent", [1, 100])
 def test_the_table_fits_a_screen(layers: int, silent: int) -> None:
     long = "a.name.that.is.far.too.long.for.any.column.of.a.table.on.a.screen"
-    outcomes = [
+    outcomes: list[Outcome] = [
         *(Registered(f"{long}.proj{i}", (SPEC,)) for i in range(layers)),
         *(Unregistered(f"{long}.silent{i}", "reason " * 40) for i in range(silent)),
     ]
@@ -315,3 +315,17 @@ def test_the_report_has_the_rights_of_any_new_file(
         os.umask(before)
     mode = (tmp_path / "report.json").stat().st_mode & 0o777
     assert mode == 0o666 & ~mask
+
+
+def test_what_is_built_for_fewer_sms_says_so() -> None:
+    failed = Call(64, 3.0, (), "nvcc exited with 1")
+    less = SpecResult(SPEC, ("proj",), (failed,), target=Target(9, 0, 112))
+    whole = SpecResult(SPEC, ("proj",), (BUILT,), target=Target(9, 0, 132))
+    both = Report(
+        Plan((REGISTERED,), {}), (whole, less), 8192, "relax", Target(9, 0, 132), 1.25
+    )
+    (line,) = text.problems(both)
+    assert f"({SPEC} on 112 SMs): not warmed" in line
+    assert "1 shapes, 132 and 112 SMs" in text.summary(both)
+    targets = [spec["target"] for spec in to_json(both)["specs"]]
+    assert targets == ["sm90-132sm", "sm90-112sm"]

@@ -1,33 +1,65 @@
-"""Decides what an engine's config says of compiling kernels, before and after ready."""
+"""Decides what an engine has loaded beside its model, and with how many rows.
 
-import dataclasses
+The base's ``kernel_warmup`` hands over the target model alone (0.33.0): not the
+drafter, whose owner it does not name. vLLM itself keeps a record of an engine's
+layers, ``static_forward_context`` of its compilation config: target and drafter
+share one, two engines of a process have one each. Attention and experts enter
+themselves there; block-FP8 linear layers are entered here when they are loaded, in one
+entry that keeps none of them alive.
+"""
+
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+from vllm.config import VllmConfig, get_current_vllm_config_or_none
 
-@dataclasses.dataclass(frozen=True)
-class JitConfig:
-    """What one engine was told.
+from .provider import PROVIDER_ATTRIBUTE
 
-    Attributes:
-        warmup: ``kernel_config.enable_jit_warmup``. vLLM takes it back by itself
-            where the operator asked for eager execution.
-        eager: ``enforce_eager``: nothing is captured at the start.
+# Whoever reads that record takes what it knows by class or by attribute.
+_LAYERS = "deep_gemm_warmup.layers"
 
+
+def remember(layer: torch.nn.Module) -> None:
+    """Enter a layer, once its weights are loaded, in the record of its engine."""
+    config = get_current_vllm_config_or_none()
+    if config is not None:
+        layers = _record(config).setdefault(_LAYERS, weakref.WeakKeyDictionary())
+        layers[layer] = None
+
+
+def config_of(module: torch.nn.Module) -> VllmConfig | None:
+    """Return the config of the engine that ``module`` says it is of, or None.
+
+    A compiled model keeps it, and so does a block-FP8 kernel. A drafter's may be
+    one of its own; the record and the scheduler's part are the engine's all the same.
     """
-
-    warmup: bool
-    eager: bool
-
-    @property
-    def switched_off(self) -> bool:
-        """Whether the operator switched warming up off, and not vLLM by itself."""
-        return not self.warmup and not self.eager
+    for keeper in (module, getattr(module, PROVIDER_ATTRIBUTE, None)):
+        config = getattr(keeper, "vllm_config", None)
+        if isinstance(config, VllmConfig):
+            return config
+    return None
 
 
-def read_jit_config(config: Any) -> JitConfig:
-    """Return what a ``VllmConfig`` says."""
-    model = config.model_config
-    return JitConfig(
-        warmup=bool(config.kernel_config.enable_jit_warmup),
-        eager=bool(model is not None and model.enforce_eager),
-    )
+def loaded(config: VllmConfig) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield name and module of whatever the engine's record holds."""
+    record = _record(config)
+    for layer in list(record.get(_LAYERS, ())):
+        yield getattr(layer, "prefix", "") or type(layer).__name__, layer
+    for name, entry in list(record.items()):
+        if isinstance(entry, torch.nn.Module):
+            yield name, entry
+
+
+def drafter_rows(config: VllmConfig, max_tokens: int) -> int:
+    """Return the most rows of a drafter's step.
+
+    A draft model of its own reads one token more of each request than the target
+    (V2's StandaloneARSpeculator, 0.33.0); the others read what the target reads.
+    """
+    return max_tokens + config.scheduler_config.max_num_seqs
+
+
+def _record(config: VllmConfig) -> dict[str, Any]:
+    return config.compilation_config.static_forward_context

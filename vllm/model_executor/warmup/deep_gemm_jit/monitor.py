@@ -24,7 +24,7 @@ from vllm_deep_gemm_warmup.kernel_caches import KernelCache, read_kernel_caches
 from vllm_deep_gemm_warmup.metrics import BuildCounters, open_counters
 
 from .cache import CacheWatch
-from .engine import JitConfig
+from .jit_config import JitConfig
 from .spec import EntryPoint
 
 logger = init_logger(__name__)

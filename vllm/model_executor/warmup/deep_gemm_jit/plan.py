@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from vllm.config import VllmConfig
 
+from . import engine
 from .adapters import adapt
 from .provider import (
     PROVIDER_ATTRIBUTE,
@@ -76,11 +78,13 @@ class Plan:
         outcomes: One for every layer that is block-FP8 or runs on DeepGEMM.
         weights: For every spec, what the first layer that has it holds of its
             operands.
+        config: Of the engine; None where no module names one.
 
     """
 
     outcomes: tuple[Outcome, ...]
     weights: Mapping[Spec, Weights | None]
+    config: VllmConfig | None = None
 
     @property
     def specs(self) -> tuple[Spec, ...]:
@@ -105,33 +109,50 @@ class Plan:
 
 
 def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
-    """Ask every layer of ``model`` what it will run.
+    """Ask every layer of ``model``, and of what stands beside it, what it will run.
 
     Args:
-        model: Its weights are loaded.
+        model: Its weights are loaded, and so are those of a drafter.
         max_tokens: Most rows that one step can send.
 
     """
-    outcomes: list[Outcome] = []
-    weights: dict[Spec, Weights | None] = {}
-    for name, module in model.named_modules():
+    walk = _Walk()
+    for name, module in model.named_modules(walk.seen):
+        walk.visit(name, module, max_tokens)
+    if walk.config is not None:
+        rows = engine.drafter_rows(walk.config, max_tokens)
+        for root, beside in engine.loaded(walk.config):
+            for name, module in beside.named_modules(walk.seen, root):
+                walk.visit(name, module, rows)
+    return Plan(tuple(walk.outcomes), walk.weights, walk.config)
+
+
+class _Walk:
+    """What the modules have answered so far, each asked once."""
+
+    def __init__(self) -> None:
+        self.seen: set[torch.nn.Module] = set()
+        self.outcomes: list[Outcome] = []
+        self.weights: dict[Spec, Weights | None] = {}
+        self.config: VllmConfig | None = None
+
+    def visit(self, name: str, module: torch.nn.Module, max_tokens: int) -> None:
         try:
+            self.config = self.config or engine.config_of(module)
             providers, adapted = _providers_of(module)
             silent = None if providers else _describe_silent(name, module)
         # Engine start: one module that is not what this walk expects.
         except Exception as error:
-            outcomes.append(Unregistered(name, _describe(module, error)))
-            continue
-        if providers:
-            for provider in providers:
-                outcome, operands = _ask(provider, name, module, max_tokens, adapted)
-                outcomes.append(outcome)
-                if isinstance(outcome, Registered):
-                    for spec in outcome.specs:
-                        weights.setdefault(spec, operands)
-        elif silent is not None:
-            outcomes.append(silent)
-    return Plan(tuple(outcomes), weights)
+            self.outcomes.append(Unregistered(name, _describe(module, error)))
+            return
+        for provider in providers:
+            outcome, operands = _ask(provider, name, module, max_tokens, adapted)
+            self.outcomes.append(outcome)
+            if isinstance(outcome, Registered):
+                for spec in outcome.specs:
+                    self.weights.setdefault(spec, operands)
+        if silent is not None:
+            self.outcomes.append(silent)
 
 
 def _providers_of(

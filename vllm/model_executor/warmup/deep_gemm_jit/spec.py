@@ -100,11 +100,14 @@ class ExpertRouting:
         top_k: Experts that each token is sent to.
         prefix_sum: The rows of each expert are given as int32[groups] ends
             (DeepGEMM's psum layout) and not as one int32 expert id a row.
+        counted: The host knows how many tokens each expert got, so that any number
+            of full blocks can be the row total.
 
     """
 
     top_k: int
     prefix_sum: bool
+    counted: bool = False
 
 
 @dataclasses.dataclass(frozen=True, order=True, kw_only=True)

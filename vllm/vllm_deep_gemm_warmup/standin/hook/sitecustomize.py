@@ -7,6 +7,8 @@ Loaded by the interpreter because the stand-in's environment puts this folder fi
   sampled, which a kernel writes on a device (``get_num_sampled_and_rejected``): 1 for
   a request whose prompt is complete, else 0. It would read 0 for ever here and no
   request would end. The same numbers follow from what the host knows of the batch.
+* both runners with speculation: every drafted token is rejected, so that a step with
+  drafts also yields one token a request.
 * both runners: the sampled token ids, which would be whatever the memory held before;
   they are 0 instead, so that no answer depends on chance;
 * functions that CuTeDSL compiled (``cutlass.cutlass_dsl.tvm_ffi_provider``): calling
@@ -29,28 +31,34 @@ def _write_zeros(tensor: Any) -> None:
     tensor.copy_(torch.zeros(tensor.shape, dtype=tensor.dtype))
 
 
-def _v2(module: Any) -> None:
-    import functools
-
+def _one_token_each(output: Any, input_batch: Any) -> None:
     import torch
 
-    original = module.Sampler.__call__
+    count = input_batch.num_reqs
+    lengths = input_batch.seq_lens_cpu_upper_bound[:count]
+    prompts = torch.as_tensor(input_batch.prefill_len_np[:count])
+    done = (lengths >= prompts).to(output.num_sampled.dtype)
+    ends = torch.as_tensor(input_batch.cu_num_logits_np[: count + 1])
+    logits = (ends[1:] - ends[:-1]).to(done.dtype)
+    output.num_sampled[:count].copy_(done)
+    output.num_rejected[:count].copy_((logits - 1) * done)
+    _write_zeros(output.sampled_token_ids)
+
+
+def _v2(cls: Any) -> None:
+    import functools
+
+    original = cls.__call__
 
     @functools.wraps(original)
     def sample(
         self: Any, logits: Any, input_batch: Any, *rest: Any, **named: Any
     ) -> Any:
         output = original(self, logits, input_batch, *rest, **named)
-        count = input_batch.num_reqs
-        lengths = input_batch.seq_lens_cpu_upper_bound[:count]
-        prompts = torch.as_tensor(input_batch.prefill_len_np[:count])
-        done = (lengths >= prompts).to(output.num_sampled.dtype)
-        output.num_sampled[:count].copy_(done)
-        _write_zeros(output.num_rejected)
-        _write_zeros(output.sampled_token_ids)
+        _one_token_each(output, input_batch)
         return output
 
-    module.Sampler.__call__ = sample
+    cls.__call__ = sample
 
 
 def _v1(module: Any) -> None:
@@ -75,10 +83,31 @@ def _cutedsl(module: Any) -> None:
     module.TVMFFIJitCompiledFunctionWithKwargs.__call__ = launch
 
 
+def _v1_speculative(module: Any) -> None:
+    import functools
+
+    original = module.RejectionSampler.forward
+
+    @functools.wraps(original)
+    def forward(*rest: Any, **named: Any) -> Any:
+        output = original(*rest, **named)
+        ids = output.sampled_token_ids
+        rejected = ids.new_full(ids.shape, module.PLACEHOLDER_TOKEN_ID, device="cpu")
+        rejected[:, 0] = 0
+        ids.copy_(rejected)
+        return output
+
+    module.RejectionSampler.forward = forward
+
+
 _SUBSTITUTES: dict[str, Callable[[Any], None]] = {
-    "vllm.v1.worker.gpu.sample.sampler": _v2,
+    "vllm.v1.worker.gpu.sample.sampler": lambda module: _v2(module.Sampler),
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler": (
+        lambda module: _v2(module.RejectionSampler)
+    ),
     "vllm.v1.sample.sampler": _v1,
     "cutlass.cutlass_dsl.tvm_ffi_provider": _cutedsl,
+    "vllm.v1.sample.rejection_sampler": _v1_speculative,
 }
 
 

@@ -14,12 +14,14 @@ from typing import Any, ClassVar, Self
 
 import torch
 import vllm.envs as envs
+from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
 from vllm.model_executor.layers.quantization.utils.fp8_utils import (
     process_fp8_weight_block_strategy,
 )
 from vllm.model_executor.utils import replace_parameter
+from vllm.model_executor.warmup.deep_gemm_jit.engine import remember
 from vllm.model_executor.warmup.deep_gemm_jit.provider import PROVIDER_ATTRIBUTE
 from vllm_deep_gemm_warmup.overlay import base_in_use
 
@@ -179,6 +181,7 @@ class Fp8BlockScaledMMLinearKernel(
         apply_input_quant: False in kernels that take bfloat16 activations and
             quantize them themselves.
         dispatcher: The dynamic wrapper that sends rows to this kernel, if any.
+        vllm_config: Of the engine that the layer is of; None outside of one.
 
     """
 
@@ -187,6 +190,7 @@ class Fp8BlockScaledMMLinearKernel(
 
     def __init__(self, config: FP8ScaledMMLinearLayerConfig) -> None:
         super().__init__(config)
+        self.vllm_config = get_current_vllm_config_or_none()
         activation_scale = config.activation_quant_key.scale
         self.weight_group_shape = config.weight_quant_key.scale.group_shape
         self.use_triton = False
@@ -226,6 +230,7 @@ class Fp8BlockScaledMMLinearKernel(
         )
         replace_parameter(layer, params.WEIGHT, weight.data)
         replace_parameter(layer, params.block_scale_attr, scale.data)
+        remember(layer)
 
     def apply_weights(
         self,

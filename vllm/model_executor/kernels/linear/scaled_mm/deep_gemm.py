@@ -22,7 +22,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
 from vllm.model_executor.utils import replace_parameter
 from vllm.model_executor.warmup.deep_gemm_jit import monitor
 from vllm.model_executor.warmup.deep_gemm_jit.calls import describe_failure
-from vllm.model_executor.warmup.deep_gemm_jit.engine import read_jit_config
+from vllm.model_executor.warmup.deep_gemm_jit.jit_config import read_jit_config
 from vllm.model_executor.warmup.deep_gemm_jit.library import (
     library_problem,
     packs_scales,

@@ -19,6 +19,9 @@ from ..spec import (
 )
 from .loaded import is_a
 
+# They tell the experts how many tokens each got (ExpertTokensMetadata.make_from_list).
+HOST_COUNTS = ("DeepEPHTPrepareAndFinalize", "DeepEPV2PrepareAndFinalize")
+
 _RUNNER = ("vllm.model_executor.layers.fused_moe.runner.moe_runner", "MoERunner")
 
 
@@ -85,28 +88,33 @@ class GroupedExperts:
         Args:
             layer: The MoERunner.
             max_tokens: Most tokens that one rank can send in a step; the ranks
-                of a data-parallel group send theirs to every rank.
+                of a data-parallel group send theirs to every rank, those of a
+                sequence-parallel one an equal part each.
 
         """
         from vllm.distributed.parallel_state import get_dp_group
         from vllm.utils.deep_gemm import is_deep_gemm_e8m0_used
+        from vllm.utils.math_utils import round_up
 
         if list(self._experts.block_shape) != [128, 128]:
             return Rejected(f"block size {self._experts.block_shape} is not [128, 128]")
         routed: Any = layer.routed_experts
         weight, scale = self.get_deep_gemm_warmup_weights(layer)
+        tokens = round_up(max_tokens, self._experts.moe_config.sp_size)
         return [
             GemmSpec(
                 entry_point=EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
                 n=weight.shape[1],
                 k=weight.shape[2],
                 groups=weight.shape[0],
-                rows=RowRange(1, max_tokens * get_dp_group().world_size),
+                rows=RowRange(1, tokens * get_dp_group().world_size),
                 weight_scale=TensorLayout.of(scale),
                 activation_scale=self._activation_scale_layout(),
                 ue8m0_cast=is_deep_gemm_e8m0_used(),
                 routing=ExpertRouting(
-                    routed.top_k, _uses_prefix_sum(routed.activation)
+                    routed.top_k,
+                    _uses_prefix_sum(routed.activation),
+                    counted=_are_counted(layer),
                 ),
             )
         ]
@@ -117,6 +125,11 @@ class GroupedExperts:
         if self._which is ExpertWeight.W13:
             return ScaleLayout.ROW_MAJOR
         return ScaleLayout.PACKED_UE8M0 if packs_scales() else ScaleLayout.COLUMN_MAJOR
+
+
+def _are_counted(runner: Any) -> bool:
+    sender = type(runner._quant_method.moe_kernel.impl.prepare_finalize)
+    return any(cls.__name__ in HOST_COUNTS for cls in sender.__mro__)
 
 
 def _uses_prefix_sum(activation: enum.Enum) -> bool:

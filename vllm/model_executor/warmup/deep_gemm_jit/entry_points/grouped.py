@@ -10,6 +10,11 @@ from ..spec import ExpertRouting, GemmSpec, Target
 from .gemm import Gemm
 from .strategy import Shape
 
+# The largest row total that is called. Of the public models' experts none takes a new
+# kernel of DeepGEMM 2.8.1 above 5760 rows (45 blocks of 128); test_exhaustive.py keeps
+# checking. A's scale, which is dense, would grow to hundreds of MiB on many ranks.
+_MOST_ROWS = 1024 * 128
+
 
 @dataclasses.dataclass(frozen=True)
 class GroupedShape(Shape):
@@ -24,6 +29,8 @@ class GroupedContiguousGemm(Gemm[GroupedShape]):
     def shapes(
         self, spec: GemmSpec, target: Target, *, every_row: bool
     ) -> list[GroupedShape]:
+        if _routing(spec).counted:
+            return _totals(spec, every_row=every_row)
         if every_row:
             every_token = range(spec.rows.first, spec.rows.last + 1)
             return [_padded(spec, tokens) for tokens in every_token]
@@ -47,8 +54,17 @@ class GroupedContiguousGemm(Gemm[GroupedShape]):
             )
 
 
+def _totals(spec: GemmSpec, *, every_row: bool) -> list[GroupedShape]:
+    """Return the row totals of experts whose tokens are counted, each block full."""
+    block = deep_gemm_utils.get_mk_alignment_for_contiguous_layout()[0]
+    here = spec.rows.last * min(_routing(spec).top_k, spec.groups)
+    most = here + spec.groups * (block - 1)
+    last = most if every_row else min(most, _MOST_ROWS)
+    return [GroupedShape(total, block) for total in range(block, last + 1, block)]
+
+
 def _distinct_padded(spec: GemmSpec) -> Iterator[GroupedShape]:
-    """Yield every distinct padded row total that the spec's tokens can give.
+    """Yield the distinct padded row totals that the spec's tokens can give.
 
     Both the total and the alignment grow with the tokens, so each value holds
     on one interval, whose end is found by doubling and halving.
@@ -57,6 +73,8 @@ def _distinct_padded(spec: GemmSpec) -> Iterator[GroupedShape]:
     while tokens <= spec.rows.last:
         shape = _padded(spec, tokens)
         yield shape
+        if shape.rows >= _MOST_ROWS:
+            return
         step = 1
         while tokens + step <= spec.rows.last and _padded(spec, tokens + step) == shape:
             step *= 2

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from ..plan import Registered, Skipped, Unregistered
-from ..spec import EntryPoint, Spec
+from ..spec import EntryPoint
 from .values import Report, SpecResult
 
 
@@ -109,9 +109,10 @@ def summarize(report: Report) -> Coverage:
     for result in report.results:
         by_entry_point.setdefault(result.spec.entry_point, []).append(result)
     registered = report.plan.select(Registered)
+    adapted = frozenset(layer.name for layer in registered if layer.adapter)
     return Coverage(
         tuple(
-            _entry_point_row(entry_point, results, registered)
+            _entry_point_row(entry_point, results, adapted)
             for entry_point, results in by_entry_point.items()
         ),
         _left_out(report.plan.select(Skipped)),
@@ -121,36 +122,31 @@ def summarize(report: Report) -> Coverage:
 
 
 def _entry_point_row(
-    entry_point: EntryPoint,
-    results: Sequence[SpecResult],
-    registered: Iterable[Registered],
+    entry_point: EntryPoint, results: Sequence[SpecResult], adapted: frozenset[str]
 ) -> EntryPointRow:
-    results_of = {result.spec: result for result in results}
-    families: dict[str, list[Registered]] = {}
-    for layer in registered:
-        if any(spec in results_of for spec in layer.specs):
-            families.setdefault(family_of(layer.name), []).append(layer)
+    families: dict[str, dict[str, None]] = {}
+    for result in results:
+        for name in result.layers:
+            families.setdefault(family_of(name), {})[name] = None
     return EntryPointRow(
         entry_point,
         len({result.spec.shape for result in results}),
         _tally(results),
-        tuple(_family(name, layers, results_of) for name, layers in families.items()),
+        tuple(
+            _family(name, frozenset(layers), results, adapted)
+            for name, layers in families.items()
+        ),
     )
 
 
 def _family(
     name: str,
-    layers: Sequence[Registered],
-    results_of: dict[Spec, SpecResult],
+    layers: frozenset[str],
+    results: Sequence[SpecResult],
+    adapted: frozenset[str],
 ) -> Family:
-    # A dict keeps the order of the model's layers, and each spec once.
-    specs = dict.fromkeys(spec for layer in layers for spec in layer.specs)
-    return Family(
-        name,
-        len({layer.name for layer in layers}),
-        any(layer.adapter for layer in layers),
-        _tally([results_of[spec] for spec in specs if spec in results_of]),
-    )
+    of_layers = [result for result in results if layers.intersection(result.layers)]
+    return Family(name, len(layers), bool(layers & adapted), _tally(of_layers))
 
 
 def _tally(results: Sequence[SpecResult]) -> Tally:

@@ -45,6 +45,7 @@ def _spec(result: SpecResult) -> dict[str, Any]:
     return {
         "spec": str(result.spec),
         **result.spec.to_json(),
+        "target": None if result.target is None else str(result.target),
         "layers": list(result.layers),
         "calls": len(result.calls),
         "built": [

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ..plan import Registered, Skipped, Unregistered
 from .coverage import EntryPointRow, LeftOut, Tally, summarize
-from .values import Report
+from .values import Report, SpecResult
 
 # Layers of one kind are many and alike: a line names the first few.
 _NAMES_SHOWN = 3
@@ -18,8 +18,8 @@ _COLUMNS = ("planned", "hit", "built", "failed", "left", "kernels", "seconds")
 def problems(report: Report) -> list[str]:
     """Return one line for each failed spec and each kind of unheard layer."""
     lines = [
-        f"DeepGEMM warmup ({result.spec}): {result.extent}, first at "
-        f"M={result.failures[0].rows}: "
+        f"DeepGEMM warmup ({result.spec}{_on(result, report)}): {result.extent}, "
+        f"first at M={result.failures[0].rows}: "
         f"{_one_line(result.failures[0].failure)}; a request of that size will "
         "compile, or fail, in its turn"
         for result in report.results
@@ -34,6 +34,13 @@ def problems(report: Report) -> list[str]:
         for reason, names in unheard.items()
     )
     return lines
+
+
+def _on(result: SpecResult, report: Report) -> str:
+    """Return the SM count of a spec that had not the whole GPU."""
+    if result.target is None or result.target == report.target:
+        return ""
+    return f" on {result.target.sm_count} SMs"
 
 
 def notices(report: Report) -> list[str]:
@@ -56,9 +63,12 @@ def summary(report: Report) -> str:
     kernels = f"{built} kernels built" if built else "0 kernels built, all were there"
     if failed:
         kernels = f"{built} kernels built, {failed} calls failed"
+    counts = report.sm_counts
+    sms = f", {' and '.join(map(str, counts))} SMs" if len(counts) > 1 else ""
     return (
         f"DeepGEMM warmup complete, {kernels}, {report.seconds:.1f} s "
-        f"({len(report.plan.select(Registered))} layers, {len(report.shapes)} shapes)"
+        f"({len(report.plan.select(Registered))} layers, {len(report.shapes)} shapes"
+        f"{sms})"
     )
 
 

@@ -46,6 +46,7 @@ class SpecResult:
         layers: Names of the layers that have it.
         calls: Those made.
         left: Row counts of those that were not made, after so many had failed.
+        target: What its kernels were built for; None: what the report's were.
 
     """
 
@@ -53,6 +54,7 @@ class SpecResult:
     layers: tuple[str, ...]
     calls: tuple[Call, ...]
     left: tuple[int, ...] = ()
+    target: Target | None = None
 
     @property
     def built(self) -> tuple[str, ...]:
@@ -116,6 +118,12 @@ class Report:
         return frozenset(
             (result.spec.entry_point, result.spec.shape) for result in self.results
         )
+
+    @property
+    def sm_counts(self) -> tuple[int, ...]:
+        """SM counts that kernels were built for, in the order of building."""
+        targets = (result.target for result in self.results)
+        return tuple(dict.fromkeys(t.sm_count for t in targets if t is not None))
 
 
 def _kernels_of(call: Call) -> list[Kernel]:
