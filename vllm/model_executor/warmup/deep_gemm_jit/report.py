@@ -129,6 +129,20 @@ class Report:
 
     def notices(self) -> list[str]:
         """Return what is worth a look and may be right."""
+        return self._bypassed() + self._nothing()
+
+    def _bypassed(self) -> list[str]:
+        found: dict[str, list[str]] = {}
+        for layer in self.plan.select(Registered):
+            if layer.bypassed is not None:
+                found.setdefault(layer.bypassed, []).append(layer.name)
+        return [
+            f"DeepGEMM warmup ({_names(names)}): not registered: {reason}; they are "
+            "warmed by what that kernel says of them"
+            for reason, names in found.items()
+        ]
+
+    def _nothing(self) -> list[str]:
         skipped = self.plan.select(Skipped)
         if not skipped or len(skipped) < len(self.plan.outcomes):
             return []
@@ -162,6 +176,11 @@ class Report:
             "seconds": round(self.seconds, 3),
             "layers": {
                 "registered": len(self.plan.select(Registered)),
+                "bypassed": [
+                    layer.name
+                    for layer in self.plan.select(Registered)
+                    if layer.bypassed is not None
+                ],
                 "skipped": [dataclasses.asdict(o) for o in self.plan.select(Skipped)],
                 "unregistered": [
                     dataclasses.asdict(o) for o in self.plan.select(Unregistered)

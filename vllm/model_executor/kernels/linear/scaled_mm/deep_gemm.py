@@ -214,6 +214,8 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         weight, scale = self.get_deep_gemm_warmup_weights(layer)
         if weight.ndim != 2:
             return Rejected(f"weight {tuple(weight.shape)} is not a matrix")
+        if scale.ndim != 2:
+            return Rejected(f"block scale {tuple(scale.shape)} is not a matrix")
         problem = shape_problem((weight.shape[0], weight.shape[1]))
         if problem is not None:
             return Rejected(f"DeepGEMM {problem}")
