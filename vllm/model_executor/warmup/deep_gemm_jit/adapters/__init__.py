@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..provider import WarmupProvider
-from . import experts, mla
+from . import experts, flashinfer_experts, mla
 
 # One function a file: the providers that speak for a module, none if it is not one
 # of theirs. They import no model: a class that nobody has loaded cannot be in it.
 _ADAPTERS: Sequence[Callable[[torch.nn.Module], list[WarmupProvider]]] = (
     experts.adapt,
+    flashinfer_experts.adapt,
     mla.adapt,
 )
 
