@@ -4,6 +4,7 @@ The runs that the selected tests need are started when the session starts (conft
 two at a time beside the other tests; a test waits for its own.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,22 @@ CONTEXT = direct(
 )
 
 
+# A drafter whose shapes the target does not have: stock builds 80 kernels after ready.
+# The layer of an MTP module has the target's shapes: stock builds none either.
+DRAFTER = json.dumps({"model": str(MODELS / SMALL), "num_speculative_tokens": 2})
+SPECULATIVE = [
+    direct("qwen3-8b-fp8", *options, "--", f"--speculative-config={DRAFTER}")
+    for options in ((), ("--runner=v1",), ("--mode=graphs",))
+]
+SPECULATIVE.append(
+    direct(
+        "deepseek-v3",
+        "--",
+        '--speculative-config={"method": "mtp", "num_speculative_tokens": 1}',
+    )
+)
+
+
 def check(result: Result, more: int = 0) -> None:
     assert result["right"] == result["asked"] == 463 + 556 + more
     assert result["layers"] > 0
@@ -101,6 +118,14 @@ def test_context_that_mla_computes_again_is_covered(
 ) -> None:
     """Stock builds eight kernels after ready."""
     check(result_of(proof), more=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proof", SPECULATIVE, ids=str)
+def test_drafters_are_covered(
+    proof: Proof, result_of: Callable[[Proof], Result]
+) -> None:
+    check(result_of(proof))
 
 
 @pytest.mark.slow

@@ -80,6 +80,14 @@ def test_experts_on_another_backend_have_nothing_to_warm(experts: Made) -> None:
     assert make_plan(torch.nn.ModuleList([experts("triton")]), LIMIT).specs == ()
 
 
+def test_experts_on_flashinfer_are_named_as_not_warmed(experts: Made) -> None:
+    (outcome,) = make_plan(
+        torch.nn.ModuleList([experts("flashinfer_cutlass")]), LIMIT
+    ).outcomes
+    assert isinstance(outcome, Skipped)
+    assert "not warmed" in outcome.reason
+
+
 def test_ranks_that_share_the_tokens_of_a_step_send_equal_parts(
     experts: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,9 @@ from .entry_points import STRATEGIES, Shape, Strategy
 from .provider import Weights
 from .spec import EntryPoint, Spec, Target
 
-# Of the free memory, for A and D where a driver refuses rows that overlap.
+# For A and D where a driver refuses rows that overlap: of the free memory, and bytes.
 _DENSE_SHARE = 0.5
+_DENSE_BYTES = 224 << 20
 # Neighbouring row counts share a kernel, and one kernel that does not build is not
 # the compiler: after so many failures in a row, row counts far away are tried, and
 # only where they fail as well the rest is left.
@@ -124,7 +125,8 @@ class Backend:
             # The spec before left its rows in PyTorch's cache, where they are not free.
             torch.cuda.empty_cache()
             free, _ = torch.cuda.mem_get_info(self._device)
-            limit = int(free * _DENSE_SHARE) // strategy.dense_bytes(spec)
+            budget = min(int(free * _DENSE_SHARE), _DENSE_BYTES)
+            limit = budget // strategy.dense_bytes(spec)
             max_rows = min(max_rows, max(1, limit))
         return _Caller.allocate(
             spec, max_rows, weights, self._device, overlapping=overlapping
@@ -189,7 +191,7 @@ class _Caller:
         """Make one call and return why it failed, or None."""
         if shape.rows > self.max_rows:
             needed = shape.rows * self.strategy.dense_bytes(self.spec) >> 20
-            return f"needs {needed} MiB, more than half of the free memory"
+            return f"needs {needed} MiB, more than a warmup may take"
         try:
             self.strategy.call(self.operands, shape)
         # Engine start: DeepGEMM raises RuntimeError, FlashInfer's build also

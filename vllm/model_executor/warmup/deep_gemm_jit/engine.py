@@ -1,4 +1,4 @@
-"""Decides what an engine has loaded beside its model, and with how many rows.
+"""Decides what an engine has loaded beside its model, and how many rows parts get.
 
 The base's ``kernel_warmup`` hands over the target model alone (0.33.0): not the
 drafter, whose owner it does not name. vLLM itself keeps a record of an engine's
@@ -19,6 +19,11 @@ from .provider import PROVIDER_ATTRIBUTE
 
 # Whoever reads that record takes what it knows by class or by attribute.
 _LAYERS = "deep_gemm_warmup.layers"
+
+# An image has several patches for each of its tokens, so that an encoder's rows are
+# more than a step's, and how many is its processor's secret. DeepGEMM 2.8.1 takes its
+# last new kernel at 33793 rows for N=128, earlier for a larger N.
+_TOWER_ROWS = 1 << 16
 
 
 def remember(layer: torch.nn.Module) -> None:
@@ -59,6 +64,17 @@ def drafter_rows(config: VllmConfig, max_tokens: int) -> int:
     (V2's StandaloneARSpeculator, 0.33.0); the others read what the target reads.
     """
     return max_tokens + config.scheduler_config.max_num_seqs
+
+
+def towers(model: torch.nn.Module) -> tuple[str, ...]:
+    """Return what the names of encoder modules begin with; () without encoders."""
+    ask = getattr(model, "get_mm_mapping", None)
+    return tuple(ask().tower_model) if callable(ask) else ()
+
+
+def tower_rows(max_tokens: int) -> int:
+    """Return the most rows that an encoder's layers are warmed for."""
+    return max(max_tokens, _TOWER_ROWS)
 
 
 def _record(config: VllmConfig) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Decides what a model needs: the one walk over its layers, and its specs."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -33,12 +33,15 @@ class Registered:
         specs: What it runs.
         adapter: The code that runs it does not register itself; one of
             ``adapters`` spoke for it.
+        bypassed: Its kernel was asked without having registered itself, and this
+            is why it had not; None: it had.
 
     """
 
     name: str
     specs: tuple[Spec, ...]
     adapter: bool = False
+    bypassed: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +120,12 @@ def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
 
     """
     walk = _Walk()
+    towers = engine.towers(model)
     for name, module in model.named_modules(walk.seen):
-        walk.visit(name, module, max_tokens)
+        in_tower = f"{name}.".startswith(towers)
+        walk.visit(
+            name, module, engine.tower_rows(max_tokens) if in_tower else max_tokens
+        )
     if walk.config is not None:
         rows = engine.drafter_rows(walk.config, max_tokens)
         for root, beside in engine.loaded(walk.config):
@@ -139,14 +146,14 @@ class _Walk:
     def visit(self, name: str, module: torch.nn.Module, max_tokens: int) -> None:
         try:
             self.config = self.config or engine.config_of(module)
-            providers, adapted = _providers_of(module)
-            silent = None if providers else _describe_silent(name, module)
+            speakers = _speakers_of(module)
+            silent = None if speakers else _describe_silent(name, module)
         # Engine start: one module that is not what this walk expects.
         except Exception as error:
             self.outcomes.append(Unregistered(name, _describe(module, error)))
             return
-        for provider in providers:
-            outcome, operands = _ask(provider, name, module, max_tokens, adapted)
+        for speaker in speakers:
+            outcome, operands = _ask(speaker, name, module, max_tokens)
             self.outcomes.append(outcome)
             if isinstance(outcome, Registered):
                 for spec in outcome.specs:
@@ -155,14 +162,40 @@ class _Walk:
             self.outcomes.append(silent)
 
 
-def _providers_of(
-    module: torch.nn.Module,
-) -> tuple[Sequence[WarmupProvider], bool]:
-    """Return who speaks for ``module``, and whether an adapter does."""
+@dataclasses.dataclass(frozen=True)
+class _Speaker:
+    """Who speaks for a module, and as what; see ``Registered``."""
+
+    provider: WarmupProvider
+    adapter: bool = False
+    bypassed: str | None = None
+
+
+def _speakers_of(module: torch.nn.Module) -> list[_Speaker]:
     stamped = getattr(module, PROVIDER_ATTRIBUTE, None)
     if stamped is not None and not _is_stale(stamped, module):
-        return [stamped], False
-    return adapt(module), True
+        return [_Speaker(stamped)]
+    adapted = adapt(module)
+    if adapted:
+        return [_Speaker(provider, adapter=True) for provider in adapted]
+    return _bypassed(module)
+
+
+def _bypassed(module: torch.nn.Module) -> list[_Speaker]:
+    """Return the kernel of a layer whose loader did not let it register itself.
+
+    Loaders that bring weights in their final form (``--load-format ipc_cache``)
+    leave the hook out; the kernel was chosen all the same, and knows what it runs.
+    """
+    for kernel in linear_kernels(module):
+        provider = _deep_gemm_kernel(kernel)
+        if provider is not None:
+            reason = (
+                f"{type(kernel).__name__} was chosen and its "
+                "process_weights_after_loading did not run"
+            )
+            return [_Speaker(provider, bypassed=reason)]
+    return []
 
 
 def _is_stale(stamped: WarmupProvider, module: torch.nn.Module) -> bool:
@@ -173,12 +206,9 @@ def _is_stale(stamped: WarmupProvider, module: torch.nn.Module) -> bool:
 
 
 def _ask(
-    provider: WarmupProvider,
-    name: str,
-    module: torch.nn.Module,
-    max_tokens: int,
-    adapted: bool,
+    speaker: _Speaker, name: str, module: torch.nn.Module, max_tokens: int
 ) -> tuple[Outcome, Weights | None]:
+    provider = speaker.provider
     if not isinstance(provider, WarmupProvider):
         return Unregistered(
             name, f"{type(provider).__name__} stamped itself and is no provider"
@@ -186,8 +216,7 @@ def _ask(
     try:
         answer = provider.get_deep_gemm_warmup_specs(module, max_tokens)
         if isinstance(answer, Rejected):
-            engine_wide = isinstance(answer, SwitchedOff)
-            return Skipped(name, answer.reason, engine_wide), None
+            return _left_out(name, speaker, answer), None
         # A generator raises here.
         specs = tuple(answer)
         operands = provider.get_deep_gemm_warmup_weights(module)
@@ -197,7 +226,14 @@ def _ask(
     problem = _specs_problem(specs)
     if problem is not None:
         return Unregistered(name, f"{type(provider).__name__} {problem}"), None
-    return Registered(name, specs, adapted), operands
+    return Registered(name, specs, speaker.adapter, speaker.bypassed), operands
+
+
+def _left_out(name: str, speaker: _Speaker, answer: Rejected) -> Outcome:
+    if speaker.bypassed is None or isinstance(answer, SwitchedOff):
+        return Skipped(name, answer.reason, isinstance(answer, SwitchedOff))
+    # Its weights are in no final form, so what it says of them may not hold.
+    return Unregistered(name, f"{speaker.bypassed}; {answer.reason}")
 
 
 def _specs_problem(specs: tuple[Any, ...]) -> str | None:
@@ -218,15 +254,8 @@ def _describe(speaker: object, error: Exception) -> str:
 
 
 def _describe_silent(name: str, module: torch.nn.Module) -> Outcome | None:
-    """Say what a layer without a provider is, or None if it is not ours."""
+    """Say what a layer for which nobody speaks is, or None if it is not ours."""
     kernels = linear_kernels(module)
-    held = [kernel for kernel in kernels if _deep_gemm_kernel(kernel) is not None]
-    if held:
-        return Unregistered(
-            name,
-            f"{type(held[0]).__name__} was chosen and its "
-            "process_weights_after_loading did not run",
-        )
     if kernels and getattr(module, "weight_block_size", None) is not None:
         return Skipped(name, f"it runs on {type(kernels[0]).__name__}")
     return None

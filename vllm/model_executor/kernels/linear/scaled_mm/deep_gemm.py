@@ -226,6 +226,8 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             return [self._einsum_spec(weight, scale, max_tokens)]
         if weight.ndim != 2:
             return Rejected(f"weight {tuple(weight.shape)} is not a matrix")
+        if scale.ndim != 2:
+            return Rejected(f"block scale {tuple(scale.shape)} is not a matrix")
         problem = shape_problem((weight.shape[0], weight.shape[1]))
         if problem is not None:
             return Rejected(f"DeepGEMM {problem}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..provider import WarmupProvider
-from . import batched_experts, experts, indexer, mhc, mla
+from . import batched_experts, experts, flashinfer_experts, indexer, mhc, mla
 
 # One function a file: the providers that speak for a module, none if it is not one
 # of theirs. They import no model: a class that nobody has loaded cannot be in it.
@@ -18,6 +18,7 @@ _ADAPTERS: Sequence[Callable[[torch.nn.Module], list[WarmupProvider]]] = (
     indexer.adapt,
     batched_experts.adapt,
     mhc.adapt,
+    flashinfer_experts.adapt,
     mla.adapt,
 )
 

@@ -23,6 +23,11 @@ def to_json(report: Report) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "layers": {
             "registered": len(plan.select(Registered)),
+            "bypassed": [
+                layer.name
+                for layer in plan.select(Registered)
+                if layer.bypassed is not None
+            ],
             "skipped": _named(plan.select(Skipped)),
             "unregistered": _named(plan.select(Unregistered)),
         },

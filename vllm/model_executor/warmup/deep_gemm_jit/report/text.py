@@ -45,6 +45,22 @@ def _on(result: SpecResult, report: Report) -> str:
 
 def notices(report: Report) -> list[str]:
     """Return what is worth a look and may be right."""
+    return _bypassed(report) + _nothing(report)
+
+
+def _bypassed(report: Report) -> list[str]:
+    found: dict[str, list[str]] = {}
+    for layer in report.plan.select(Registered):
+        if layer.bypassed is not None:
+            found.setdefault(layer.bypassed, []).append(layer.name)
+    return [
+        f"DeepGEMM warmup ({_names(names)}): not registered: {reason}; they are "
+        "warmed by what that kernel says of them"
+        for reason, names in found.items()
+    ]
+
+
+def _nothing(report: Report) -> list[str]:
     skipped = report.plan.select(Skipped)
     if not skipped or len(skipped) < len(report.plan.outcomes):
         return []
