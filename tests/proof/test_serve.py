@@ -55,6 +55,11 @@ STOCK = direct(SMALL, "--stock")
 CONTEXT = direct(
     "deepseek-v2-lite-fp8", "--tp=2", "--max-num-batched-tokens=1024", "--context=16384"
 )
+# More decodes than graphs are captured for (512): an indexer's metadata has a kernel
+# for each 32 of them. Stock builds up to 15 after ready.
+BATCH = direct(
+    "deepseek-v3.2", "--mode=graphs", "--batch=1000", "--", "--max-num-seqs=1024"
+)
 
 
 def check(result: Result, more: int = 0) -> None:
@@ -101,6 +106,14 @@ def test_context_that_mla_computes_again_is_covered(
 ) -> None:
     """Stock builds eight kernels after ready."""
     check(result_of(proof), more=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proof", [BATCH], ids=str)
+def test_more_decodes_than_graphs_are_captured_for_are_covered(
+    proof: Proof, result_of: Callable[[Proof], Result]
+) -> None:
+    check(result_of(proof), more=1000)
 
 
 @pytest.mark.slow
