@@ -56,6 +56,11 @@ STOCK = direct(SMALL, "--stock")
 CONTEXT = direct(
     "deepseek-v2-lite-fp8", "--tp=2", "--max-num-batched-tokens=1024", "--context=16384"
 )
+# More decodes than graphs are captured for (512): an indexer's metadata has a kernel
+# for each 32 of them. Stock builds up to 15 after ready.
+BATCH = direct(
+    "deepseek-v3.2", "--mode=graphs", "--batch=1000", "--", "--max-num-seqs=1024"
+)
 
 
 # A drafter whose shapes the target does not have: stock builds 80 kernels after ready.
@@ -126,6 +131,14 @@ def test_drafters_are_covered(
     proof: Proof, result_of: Callable[[Proof], Result]
 ) -> None:
     check(result_of(proof))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proof", [BATCH], ids=str)
+def test_more_decodes_than_graphs_are_captured_for_are_covered(
+    proof: Proof, result_of: Callable[[Proof], Result]
+) -> None:
+    check(result_of(proof), more=1000)
 
 
 @pytest.mark.slow

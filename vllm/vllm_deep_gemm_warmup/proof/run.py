@@ -202,7 +202,8 @@ def _nvcc(settings: Settings, where: Caches) -> str:
 def _steps(settings: Settings) -> list[list[workload.Request]]:
     sized = [[request] for request in workload.sized_requests(settings.limit)]
     context = workload.context_requests(settings.context) if settings.context else []
-    return sized + workload.batch_requests() + context
+    batch = workload.batch_requests([settings.batch]) if settings.batch else []
+    return sized + workload.batch_requests() + context + batch
 
 
 def _measure(
@@ -320,14 +321,15 @@ def table(result: Result) -> str:
     side = "vLLM as it is" if facts["stock"] else "this patch set"
     device = facts["device"]
     where = "this machine's GPU" if device == REAL else f"stand-in for {device}"
-    context = f", prompts of {facts['context']}" if facts["context"] else ""
+    more = f", prompts of {facts['context']}" if facts["context"] else ""
+    more += f", {facts['batch']} together" if facts["batch"] else ""
     layers = "not reported by stock" if facts["stock"] else "no report"
     rows = {
         "model": f"{facts['model']}, {' '.join(facts['extra'])}".rstrip(", "),
         "base": f"vllm {result.base}, {side}, commit {result.commit}",
         "device": f"{where}, tensor parallel {facts['tp']}",
         "mode": f"{facts['mode']}, runner {facts['runner']}, kernel {facts['kernel']}, "
-        f"at most {facts['limit']} rows{context}",
+        f"at most {facts['limit']} rows{more}",
         "nvcc": result.nvcc,
         "layers registered": layers if result.layers is None else str(result.layers),
         "DeepGEMM kernels": _kernels(

@@ -24,10 +24,10 @@ class UsageError(ValueError):
 class Settings:
     """One run of one server.
 
-    ``limit`` is ``--max-num-batched-tokens`` (rows), ``context`` the length of the
-    prompts that are sent beside those of the workload (tokens; 0: none). Timeouts are
-    in seconds. ``vllm`` is the command that takes ``serve MODEL_DIR ...``; ``extra`` is
-    appended to it.
+    ``limit`` is ``--max-num-batched-tokens`` (rows). Beside the workload's requests go
+    prompts of ``context`` tokens and ``batch`` prompts at the same time (0: none).
+    Timeouts are in seconds. ``vllm`` is the command that takes ``serve MODEL_DIR ...``;
+    ``extra`` is appended to it.
     """
 
     model: Path
@@ -40,6 +40,7 @@ class Settings:
     tp: int = 1
     limit: int = 8192
     context: int = 0
+    batch: int = 0
     keep_cache: Path | None = None
     other_caches: Path | None = None
     json: Path | None = None
@@ -126,6 +127,9 @@ def parser() -> argparse.ArgumentParser:
     add("--context", type=positive, default=0, metavar="N",
         help="send prompts of N tokens as well; longer than a step, MLA computes the "
         "keys and values of their beginnings again")  # fmt: skip
+    add("--batch", type=positive, default=0, metavar="N",
+        help="send N short prompts at the same time as well; the workload's largest "
+        "batch has 256")  # fmt: skip
     add("--keep-cache", type=Path, metavar="DIR", help="keep the caches, apart by side")
     add("--other-caches", type=Path, metavar="DIR",
         help="keep here what is not a DeepGEMM kernel: vLLM's and Triton's caches, and "
