@@ -200,12 +200,13 @@ def encode(size, *strides):
         (u64 * len(strides))(*strides), (u32 * rank)(*[8] * rank),
         (u32 * rank)(*[1] * rank), 0, 3, 0, 0)
 print(json.dumps([encode((256, 64), 512), encode((256, 64), 496), encode((256, 1), 16),
-                  encode((256, 4, 2), 512, 2048), encode((256, 4, 2), 512, 2032)]))
+                  encode((256, 4, 2), 512, 2048), encode((256, 4, 2), 512, 2032),
+                  encode((256, 4, 2), 1024, 512), encode((256, 4, 2), 1024, 496)]))
 """
     plain = standin()
-    assert json.loads(python(PRELUDE + code, plain)) == [0] * 5
+    assert json.loads(python(PRELUDE + code, plain)) == [0] * 7
     refusing = plain | {"STANDIN_GPU_REFUSE_OVERLAP": "1"}
-    assert json.loads(python(PRELUDE + code, refusing)) == [0, 1, 0, 0, 1]
+    assert json.loads(python(PRELUDE + code, refusing)) == [0, 1, 0, 0, 1, 0, 1]
 
 
 def test_visible_devices_are_honoured(
