@@ -1,7 +1,9 @@
 """A long warmup is heard of, from one process, and in few lines."""
 
+import contextlib
 import pathlib
 import threading
+from collections.abc import Callable
 
 import pytest
 from vllm.model_executor.warmup.deep_gemm_jit.calls import Call
@@ -84,3 +86,25 @@ def test_without_a_meeting_place_the_first_rank_speaks(tmp_path: pathlib.Path) -
         first, other = Turn(folder, first=True), Turn(folder, first=False)
         assert first.take()
         assert [other.take() for _ in range(3)] == [False] * 3
+
+
+def test_eight_ranks_with_ten_shapes_are_heard_as_one(tmp_path: pathlib.Path) -> None:
+    """G60: as many lines as one rank has to say, and all are that rank's."""
+    lines = Lines(5)
+    ranks = [
+        Progress(10, Turn(tmp_path, first=rank == 0), say_as(rank, lines), 0.02)
+        for rank in range(8)
+    ]
+    with contextlib.ExitStack() as stack:
+        # The first rank last: it speaks first all the same.
+        for progress in reversed(ranks):
+            stack.enter_context(progress)
+            progress.begin(SPEC)
+        assert lines.enough.wait(WAIT)
+        said = list(lines.said)
+    assert len({line.partition(" ")[0] for line in said}) == 1
+    assert all("of 10 shapes" in line for line in said)
+
+
+def say_as(rank: int, lines: Lines) -> Callable[[str], None]:
+    return lambda line: lines(f"rank{rank} {line}")

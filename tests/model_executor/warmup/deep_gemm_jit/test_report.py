@@ -187,7 +187,7 @@ def test_the_table_says_all_of_it() -> None:
 @pytest.mark.parametrize("silent", [1, 100])
 def test_the_table_fits_a_screen(layers: int, silent: int) -> None:
     long = "a.name.that.is.far.too.long.for.any.column.of.a.table.on.a.screen"
-    outcomes = [
+    outcomes: list[Outcome] = [
         *(Registered(f"{long}.proj{i}", (SPEC,)) for i in range(layers)),
         *(Unregistered(f"{long}.silent{i}", "reason " * 40) for i in range(silent)),
     ]
