@@ -1,4 +1,4 @@
-"""A kernel built after ready, by HTTP: counted on `/metrics`, and fatal if asked for."""
+"""A kernel built after ready, by HTTP: counted on `/metrics`, fatal if asked for."""
 
 import contextlib
 import re
