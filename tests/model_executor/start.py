@@ -82,6 +82,8 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
     """Start on one rank and return what is to be printed."""
     log = Log()
     logging.getLogger("vllm").addHandler(log)
+    # What an engine logs by default.
+    logging.getLogger("vllm").setLevel(logging.INFO)
     device = torch.device("cuda", 0)
     with one_rank(folder) as config:
         layers = [

@@ -157,6 +157,9 @@ def test_a_kernel_that_does_not_build_is_named_and_the_rest_go_on(
     assert f"{failing['CUDA_HOME']}/bin/nvcc " in fails
     assert "C++ trace" not in fails
     assert "check the CUDA compiler" in fails
+    # G29: what fails after the warmup finds its closing line in the log.
+    closing = [line for line in result["said"] if "DeepGEMM warmup complete" in line]
+    assert len(set(closing)) == 1
     # The positive control of what a switched-off start must not do.
     assert len(result["imported"]) == 2
 

@@ -65,7 +65,7 @@ def test_several_api_servers_read_them_by_vllm_s_own_way(tmp_path: Path) -> None
         {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), node.MEETING: str(tmp_path / "x")},
     )
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(tmp_path))  # type: ignore[no-untyped-call]
+    MultiProcessCollector(registry, str(tmp_path))
     assert scrape(registry) == sums(3.0, 1.75)
 
 
