@@ -57,6 +57,14 @@ class Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
 
+    def progress(self) -> list[tuple[float, str]]:
+        """Return when the warmup said something, in seconds, and what."""
+        return [
+            (record.created, record.getMessage())
+            for record in self.records
+            if record.getMessage().startswith("DeepGEMM warmup")
+        ]
+
     def lines(self, level: int) -> list[str]:
         return [r.getMessage() for r in self.records if r.levelno >= level]
 
@@ -74,6 +82,8 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
     """Start on one rank and return what is to be printed."""
     log = Log()
     logging.getLogger("vllm").addHandler(log)
+    # What an engine logs by default.
+    logging.getLogger("vllm").setLevel(logging.INFO)
     device = torch.device("cuda", 0)
     with one_rank(folder) as config:
         layers = [
@@ -86,6 +96,7 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
         if options.bf16 or deep_gemm_utils.is_deep_gemm_supported():
             deep_gemm_warmup(torch.nn.ModuleList([*layers, *plain]), LIMIT)
         return {
+            "progress": log.progress(),
             "imported": [name for name in LIBRARY if name in sys.modules],
             "said": log.lines(logging.NOTSET)[said:],
             "forward": [forward(layer, device) for layer in layers],

@@ -707,6 +707,29 @@ def test_strictness_ends_the_start_and_names_the_layer(
         deep_gemm_warmup(model_of(bypassed=linear(256, 128, MODELOPT)), LIMIT)
 
 
+def test_what_goes_wrong_on_another_rank_is_one_line_and_a_report(
+    linear: MakeLinear,
+    plain: None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog_vllm: pytest.LogCaptureFixture,
+) -> None:
+    """All is well there: nothing is said, and the report is the first rank's."""
+    module = "vllm.model_executor.warmup.deep_gemm_warmup"
+    monkeypatch.setattr(f"{module}.get_tensor_model_parallel_rank", lambda: 1)
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_REPORT", str(tmp_path / "report.html"))
+    layer = load(linear(256, 128, FP8))
+    caplog_vllm.clear()
+    deep_gemm_warmup(model_of(proj=layer), LIMIT)
+    assert "DeepGEMM warmup" not in caplog_vllm.text
+    assert list(tmp_path.iterdir()) == []
+    deep_gemm_warmup(model_of(one=linear(256, 128, FP8), proj=layer), LIMIT)
+    said = {r.getMessage() for r in caplog_vllm.records if r.levelname == "WARNING"}
+    (line,) = [line for line in said if "DeepGEMM warmup" in line]
+    assert line.startswith("rank 0: DeepGEMM warmup (one): not registered: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["report-rank0.html"]
+
+
 def test_a_report_that_cannot_be_written_costs_nothing_else(
     linear: MakeLinear,
     plain: None,

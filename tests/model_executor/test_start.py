@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any
@@ -156,6 +157,9 @@ def test_a_kernel_that_does_not_build_is_named_and_the_rest_go_on(
     assert f"{failing['CUDA_HOME']}/bin/nvcc " in fails
     assert "C++ trace" not in fails
     assert "check the CUDA compiler" in fails
+    # G29: what fails after the warmup finds its closing line in the log.
+    closing = [line for line in result["said"] if "DeepGEMM warmup complete" in line]
+    assert len(set(closing)) == 1
     # The positive control of what a switched-off start must not do.
     assert len(result["imported"]) == 2
 
@@ -181,6 +185,32 @@ def test_an_architecture_that_the_library_does_not_know_is_not_warmed(
     assert "fp8_gemm_nt N=256 K=256" in line
     assert "not warmed, all of 5 calls failed, " in line
     assert "Assertion error: Unknown recipe" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [3, 12])
+def test_a_slow_compiler_is_not_a_silent_one(
+    environ: dict[str, str], tmp_path: pathlib.Path, seconds: int
+) -> None:
+    """G42: a line at least every 10 s, also while one compiler runs longer; G29."""
+    works = f"{environ['CUDA_HOME']}/bin/nvcc"
+    slow = compiler(
+        tmp_path,
+        f'case "$*" in *--version*) ;; *) sleep {seconds};; esac\nexec {works} "$@"',
+    )
+    result = start({**environ, **slow}, 256)
+    times, lines = zip(*result["progress"], strict=True)
+    *progress, closing = lines
+    assert re.match(r"DeepGEMM warmup complete, (\d+) kernels built, ", closing)
+    assert progress, "nothing was said meanwhile"
+    assert all("0 of 1 shapes" in line for line in progress)
+    took = float(re.search(r"built, (\S+) s", closing)[1])  # type: ignore[index]
+    assert took > seconds
+    first, *others = times
+    assert first - (times[-1] - took) <= 10.0
+    gaps = [after - before for before, after in zip(times, others, strict=False)]
+    assert max(gaps) <= 10.0
+    assert len(progress) <= took
 
 
 @pytest.mark.slow

@@ -42,10 +42,13 @@ class BuildCounters:
         # The prefix is the type of all that is in it. The rest keeps it apart from
         # the file that prometheus_client itself may write for this process.
         path = folder / f"counter_deep-gemm-{os.getpid()}.db"
-        self._values = MmapedDict(str(path))
+        # An empty file breaks a scrape: it gets its name once it has a content.
+        unnamed = path.with_suffix(".new")
+        self._values = MmapedDict(str(unnamed))
         self._lock = threading.Lock()
         for entry_point in entry_points:
             self.add(entry_point, 0, 0.0)
+        unnamed.replace(path)
 
     def add(self, entry_point: str, builds: int, seconds: float) -> None:
         """Count kernels that one call built."""
@@ -89,7 +92,9 @@ class BuildCollector:
         from prometheus_client.multiprocess import MultiProcessCollector
 
         pattern = str(Path(glob.escape(str(self._folder)), "counter_*.db"))
-        return MultiProcessCollector.merge(sorted(glob.glob(pattern)))  # noqa: PTH207
+        files = sorted(glob.glob(pattern))  # noqa: PTH207
+        metrics: Iterable[Any] = MultiProcessCollector.merge(files)
+        return metrics
 
 
 def collect_builds(environ: MutableMapping[str, str]) -> None:

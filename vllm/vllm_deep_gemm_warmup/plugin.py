@@ -30,6 +30,9 @@ logger = logging.getLogger("vllm.deep_gemm_warmup")
 def register() -> None:
     """Check the settings, find a toolchain, say once if the finder stood aside.
 
+    The first process of a tree, an API server's, also has its `/metrics` show what
+    the others count.
+
     Where it stood aside, only its own switch is checked: stock vLLM runs, with
     stock vLLM's rules.
 

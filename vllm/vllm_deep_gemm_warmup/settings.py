@@ -31,7 +31,7 @@ class Settings:
             of every window (`relax`).
         strict: a kernel that fails to build or a layer that should have
             registered ends the start.
-        report: file for the JSON report, or None.
+        report: file for the report, a page if it ends in `.html`, else JSON; or None.
 
     """
 

@@ -58,6 +58,10 @@ _FLASHINFER = {
 }
 
 
+class BuiltAfterReadyError(RuntimeError):
+    """A kernel was built during inference, and vLLM's monitor is in error mode."""
+
+
 class Monitor:
     """Looks into the kernel caches after a call that took long.
 
@@ -99,7 +103,7 @@ class Monitor:
         """Report the kernels that a call built, if it did.
 
         Raises:
-            RuntimeError: It did, and vLLM's monitor is in error mode.
+            BuiltAfterReadyError: It did, and vLLM's monitor is in error mode.
 
         """
         start = time.time_ns() - nanoseconds
@@ -154,6 +158,7 @@ def watch(
         return result
 
     setattr(watched, _MARK, monitor)
+    watched.__wrapped__ = function  # type: ignore[attr-defined]
     return watched
 
 
@@ -184,12 +189,15 @@ def _is_newer(cache: KernelCache, name: str, start: int) -> bool:
 def _report(entry_point: str, kernels: str, detail: str) -> None:
     backend = "FlashInfer" if entry_point.startswith("flashinfer") else "DeepGEMM"
     if jit_monitor.is_active():
-        jit_monitor._handle_jit_event(
-            backend=backend,
-            event="kernel JIT compilation",
-            fn_name=kernels,
-            detail=detail,
-        )
+        try:
+            jit_monitor._handle_jit_event(
+                backend=backend,
+                event="kernel JIT compilation",
+                fn_name=kernels,
+                detail=detail,
+            )
+        except RuntimeError as error:
+            raise BuiltAfterReadyError(str(error)) from None
         return
     # Eager execution: vLLM's monitor is off, in either mode.
     logger.warning(

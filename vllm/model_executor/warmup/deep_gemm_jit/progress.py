@@ -43,7 +43,12 @@ class Turn:
             return True
         if self._path is None or not (self._first or self._asked > 1):
             return False
-        self._held = _lock(self._path)
+        try:
+            file = self._path.open("a")
+        # The folder is gone or full: as if there were none.
+        except OSError:
+            return self._first
+        self._held = _lock(file)
         return self._held is not None
 
     def give(self) -> None:
@@ -53,11 +58,8 @@ class Turn:
             self._held = None
 
 
-def _lock(path: pathlib.Path) -> IO[str] | None:
-    try:
-        file = path.open("a")
-    except OSError:
-        return None
+def _lock(file: IO[str]) -> IO[str] | None:
+    """Return ``file`` if no other process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -332,7 +332,11 @@ def fp8_gemm_nt(
             )
     try:
         deep_gemm_utils.fp8_gemm_nt(a, b, d, **options)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
+    except (
+        torch.OutOfMemoryError,
+        torch.AcceleratorError,
+        monitor.BuiltAfterReadyError,
+    ):
         raise
     # What is left comes from DeepGEMM's host side: its compiler, or an assertion.
     except RuntimeError as error:
