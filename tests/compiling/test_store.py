@@ -34,7 +34,7 @@ def test_one_of_another_context_is_not(
 ) -> None:
     """G36, G54: SM count, library, compiler, a variable that changes the key."""
     PlanStore(tmp_path, CONTEXT).save(SPEC, KERNELS)
-    context: Context = dataclasses.replace(CONTEXT, **other)  # type: ignore[arg-type]
+    context: Context = dataclasses.replace(CONTEXT, **other)
     assert PlanStore(tmp_path, context).load(SPEC) is None
 
 

@@ -9,19 +9,13 @@ Upstream: vllm-project/vllm#49905 (coverage), #56452 (providers).
 Removal: when the base's warmup builds from specs and reports.
 """
 
-import logging
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import vllm.envs as envs
-from vllm.distributed.parallel_state import (
-    get_dp_group,
-    get_pp_group,
-    get_tensor_model_parallel_rank,
-)
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.tracing import instrument
@@ -31,6 +25,7 @@ from vllm_deep_gemm_warmup.settings import Settings, read_settings
 from .deep_gemm_jit.calls import Call
 from .deep_gemm_jit.plan import Plan, make_plan
 from .deep_gemm_jit.report import Report, SpecResult, write_json
+from .deep_gemm_jit.speaker import speaks
 from .deep_gemm_jit.spec import Spec, Target
 
 if TYPE_CHECKING:
@@ -95,17 +90,9 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
         target=target,
         seconds=time.perf_counter() - start,
     )
-    if _speaks():
+    if speaks():
         _publish(report, settings)
     return report.problems()
-
-
-def _speaks() -> bool:
-    """Whether this rank reports: the first of its pipeline stage.
-
-    The others of a stage have the same layers; another stage has its own.
-    """
-    return get_tensor_model_parallel_rank() == 0 and get_dp_group().rank_in_group == 0
 
 
 def _publish(report: Report, settings: Settings) -> None:
@@ -157,9 +144,11 @@ def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None
     """Have kernels built apart from the library, or say why they are not."""
     from vllm_deep_gemm_warmup.compiling.session import Session
 
+    from .deep_gemm_jit.ahead import take_over
     from .deep_gemm_jit.entry_points import STRATEGIES
     from .deep_gemm_jit.machine import Unplannable, read_config
     from .deep_gemm_jit.ready import make_ready
+    from .deep_gemm_jit.work import Work
 
     specs = [s for s in plan.weights if STRATEGIES[s.entry_point].in_deep_gemm_cache]
     if not specs or settings.workers == 0:
@@ -167,13 +156,15 @@ def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None
     ready, problems = None, set()
     try:
         config = read_config(target, settings)
-        work = _Work()
-        ready = make_ready(specs, config, lambda: Session(config, work.heard))
+        work = Work(logger, speaks(), envs.VLLM_ENGINE_READY_TIMEOUT_S)
+        ready = make_ready(
+            specs, config, lambda: take_over(config) or Session(config, work.heard)
+        )
         problems = set(ready.problems)
     # A cache that cannot be written is among them: the library makes do without.
     except (Unplannable, OSError) as error:
         problems.add(str(error))
-    if problems and _speaks():
+    if problems and speaks():
         logger.info(
             "DeepGEMM warmup (%d shapes): kernels are compiled in this process, one "
             "after the other: %s",
@@ -181,41 +172,6 @@ def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None
             "; ".join(sorted(problems)),
         )
     return ready
-
-
-class _Work:
-    """Logs what is to be built, and every few seconds what has been."""
-
-    def __init__(self) -> None:
-        self._missing = 0
-        self._done = 0
-        self._start = self._last = time.perf_counter()
-        self._speaks = _speaks()
-
-    def heard(self, event: Mapping[str, Any]) -> None:
-        """Take in an event of a session."""
-        from .deep_gemm_jit.ready import describe_work
-
-        said = describe_work(event, envs.VLLM_ENGINE_READY_TIMEOUT_S)
-        if said is not None:
-            self._missing = event["missing"]
-            line, warns = said
-            if self._speaks:
-                logger.log(logging.WARNING if warns else logging.INFO, line)
-        if "kernel" in event and event["kernel"]["built"]:
-            self._done += 1
-            self._say()
-
-    def _say(self) -> None:
-        now = time.perf_counter()
-        if self._speaks and now - self._last >= _SECONDS_BETWEEN_LINES:
-            self._last = now
-            logger.info(
-                "DeepGEMM warmup: %d kernels built, %d were to build, %.0f s",
-                self._done,
-                self._missing,
-                now - self._start,
-            )
 
 
 class _Progress:
@@ -226,7 +182,7 @@ class _Progress:
         self._total = total
         self._built = 0
         self._start = self._last = time.perf_counter()
-        self._speaks = _speaks()
+        self._speaks = speaks()
 
     def called(self, spec: Spec, call: Call) -> None:
         self._built += len(call.built)

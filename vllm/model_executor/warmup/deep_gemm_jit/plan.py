@@ -91,9 +91,14 @@ def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
         max_tokens: Most rows that one step can send.
 
     """
+    return plan_layers(model.named_modules(), max_tokens)
+
+
+def plan_layers(layers: Iterable[tuple[str, torch.nn.Module]], max_tokens: int) -> Plan:
+    """Ask these layers, each with its name, what they will run."""
     outcomes: list[Outcome] = []
     weights: dict[Spec, Weights | None] = {}
-    for name, module in model.named_modules():
+    for name, module in layers:
         try:
             providers, adapted = _providers_of(module)
             silent = None if providers else _describe_silent(name, module)
