@@ -78,7 +78,7 @@ class Builds:
         self._waiting: dict[str, Kernel] = {}
         self._running: list[_Run] = []
         self._known: dict[str, float] = {}
-        self._started = False
+        self._total = 0
 
     @property
     def busy(self) -> bool:
@@ -91,9 +91,9 @@ class Builds:
         return len(self._waiting) + len(self._running)
 
     @property
-    def started(self) -> bool:
-        """Whether a compiler was started."""
-        return self._started
+    def total(self) -> int:
+        """Kernels that were missing when they were added."""
+        return self._total
 
     def add(self, kernel: Kernel) -> Outcome | None:
         """Build a kernel if need be; the outcome where it is there already.
@@ -106,6 +106,7 @@ class Builds:
         if publish.is_whole(self._cache, kernel.entry):
             return Outcome(kernel.entry)
         self._waiting[kernel.entry] = kernel
+        self._total += 1
         return None
 
     def step(self) -> Iterator[Outcome]:
@@ -153,7 +154,6 @@ class Builds:
         del self._waiting[kernel.entry]
         try:
             self._running.append(self._start(kernel, cpu))
-            self._started = True
         except OSError as error:
             self._locks.give_back_cpu(cpu)
             self._locks.give_back(kernel.entry)

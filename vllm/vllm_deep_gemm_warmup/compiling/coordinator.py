@@ -112,7 +112,7 @@ class Coordinator:
         self._to_build: set[str] = set()
         self._to_settle: list[int] = []
         self._to_meet: list[int] = []
-        self._announced = False
+        self._announced = 0
         self._hold_until: float | None = None
 
     @property
@@ -138,9 +138,7 @@ class Coordinator:
         for answer in self._planning.step(readable):
             yield from self._plan(answer)
         if self._may_build():
-            if not self._announced:
-                self._announced = True
-                yield {"missing": self._builds.missing, "workers": self._workers}
+            yield from self._announce()
             yield from map(_built, self._builds.step())
         if self._planning.busy or self._builds.busy:
             self._locks.share(self._meeting)
@@ -179,6 +177,16 @@ class Coordinator:
         if self._announced or not self._planning.busy or self._hold_until is None:
             return True
         return time.monotonic() > self._hold_until
+
+    def _announce(self) -> Iterator[dict[str, Any]]:
+        """Say how much there is to build: before the first one, and once all is known.
+
+        More is found while the first are built.
+        """
+        known = bool(self._to_settle) and not self._planning.busy
+        if not self._announced or (known and self._builds.total > self._announced):
+            self._announced = self._builds.total
+            yield {"missing": self._builds.missing, "workers": self._workers}
 
     def _meet(self) -> Iterator[dict[str, Any]]:
         """Say so once no process of the group plans or builds."""

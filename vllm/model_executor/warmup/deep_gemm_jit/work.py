@@ -22,7 +22,7 @@ class Work:
 
     def __init__(self, logger: logging.Logger, speaks: bool, timeout: float) -> None:
         self._logger, self._speaks, self._timeout = logger, speaks, timeout
-        self._missing = self._done = 0
+        self._done = 0
         self._start = self._last = time.perf_counter()
 
     def heard(self, event: Mapping[str, Any]) -> None:
@@ -31,7 +31,6 @@ class Work:
             return
         said = describe_work(event, self._timeout)
         if said is not None:
-            self._missing = event["missing"]
             line, warns = said
             self._logger.log(logging.WARNING if warns else logging.INFO, line)
         if "kernel" in event and event["kernel"]["built"]:
@@ -43,8 +42,7 @@ class Work:
         if now - self._last >= _SECONDS_BETWEEN_LINES:
             self._last = now
             self._logger.info(
-                "DeepGEMM warmup: %d kernels built, %d were to build, %.0f s",
+                "DeepGEMM warmup: %d kernels built, %.0f s",
                 self._done,
-                self._missing,
                 now - self._start,
             )
