@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from vllm_deep_gemm_warmup import kernel_caches
 from vllm_deep_gemm_warmup.compiling.building import Outcome
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
+from vllm_deep_gemm_warmup.compiling.locks import wait_for_group
 from vllm_deep_gemm_warmup.compiling.session import Ended, Session, build
 
 from .conftest import make_kernel
@@ -223,7 +225,27 @@ def test_a_rank_waits_for_the_ranks_of_its_engine_only(
         other.meet()
         fast.settle()
         fast._send({"meet": 100})
+        # One with nothing to do at all has no coordinator.
+        idle = threading.Thread(
+            target=wait_for_group, args=(made.locks, made.group), daemon=True
+        )
+        idle.start()
         time.sleep(0.5)
         assert 100 not in fast._marks
+        assert idle.is_alive()
         slow._child.kill()
         wait_for(lambda: 100 in fast._marks)
+        idle.join(20.0)
+        assert not idle.is_alive()
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_is_not_final(
+    config: Make, tmp_path: Path
+) -> None:
+    """The library may find a way; the kernel is no worse than before."""
+    made = config(work=tmp_path / "work")
+    made.root.mkdir()
+    (made.root / "tmp").touch()
+    outcome = run(made, ["k0"])["k0"]
+    assert "it cannot be built here" in (outcome.failure or "")
+    assert not outcome.final

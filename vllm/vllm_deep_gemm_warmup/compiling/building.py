@@ -29,6 +29,7 @@ class Outcome:
         built: it was not there when it was asked for: this process or another one
             of the node has built it since.
         failure: why there is none, or None.
+        final: it failed in the compiler; another try would end alike.
 
     """
 
@@ -36,6 +37,7 @@ class Outcome:
     seconds: float = 0.0
     built: bool = False
     failure: str | None = None
+    final: bool = False
 
 
 @dataclass
@@ -116,7 +118,7 @@ class Builds:
             if outcome is not None:
                 self._running.remove(run)
                 publish.discard(run.places.folder)
-                if outcome.failure:
+                if outcome.final:
                     self._note(outcome)
                 self._locks.give_back_cpu(run.cpu)
                 self._locks.give_back(run.kernel.entry)
@@ -168,7 +170,7 @@ class Builds:
         try:
             # A note from before is of another start: it is tried again.
             if note.stat().st_mtime >= self._known[kernel.entry]:
-                return Outcome(kernel.entry, failure=note.read_text())
+                return Outcome(kernel.entry, failure=note.read_text(), final=True)
         except OSError:
             pass
         return None
@@ -214,11 +216,13 @@ class Builds:
             else:
                 publish.finish(self._cache, run.kernel, run.places)
                 return Outcome(entry, seconds, built=True)
-        except (publish.Unpublishable, OSError) as error:
+        except publish.Unpublishable as error:
             failure = str(error)
+        except OSError as error:
+            return Outcome(entry, seconds, failure=str(error))
         finally:
             run.log.unlink(missing_ok=True)
-        return Outcome(entry, seconds, failure=failure)
+        return Outcome(entry, seconds, failure=failure, final=True)
 
 
 def _tail(log: Path) -> str:

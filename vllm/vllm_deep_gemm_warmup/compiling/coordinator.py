@@ -8,7 +8,7 @@ package only, and has one thread.
 Requests: `{"spec": ..., "build": true}`: find its kernels, and build them if told to;
 `{"kernel": ...}`: build it; `{"settle": N}`: answer `{"settled": N}` once all is done
 that came before; `{"meet": N}`: answer `{"met": N}` once no process of the group has
-anything to do.
+anything to do; `{"end": true}`: end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from .. import kernel_caches
 from .building import Builds, Outcome
 from .kernel import Kernel
-from .locks import Locks
+from .locks import Locks, meeting_of
 from .planning import Answer, Planning
 from .store import Context, PlanStore, spec_key
 
@@ -64,6 +64,11 @@ class Config:
     limit: float
     group: str
 
+    @property
+    def locks(self) -> Path:
+        """The file of the node's locks."""
+        return self.work / "locks"
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
@@ -89,7 +94,7 @@ class Coordinator:
     """Turns requests into events, a step at a time."""
 
     def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
-        self._locks = Locks(config.work / "locks")
+        self._locks = Locks(config.locks)
         self._planning = Planning(
             config.context,
             PlanStore(config.work, config.context),
@@ -108,7 +113,7 @@ class Coordinator:
             config.work / "failed",
         )
         self._workers = config.workers
-        self._meeting = f"meeting {config.group}"
+        self._meeting = meeting_of(config.group)
         self._to_build: set[str] = set()
         self._to_settle: list[int] = []
         self._to_meet: list[int] = []
@@ -234,8 +239,10 @@ def run(config: Config, environ: Mapping[str, str], requests: int, events: int) 
                 if read is None:
                     return
                 lines, rest = read
-                for line in lines:
-                    _write(events, coordinator.take(json.loads(line)))
+                for request in map(json.loads, lines):
+                    if "end" in request:
+                        return
+                    _write(events, coordinator.take(request))
             _write(events, coordinator.step(coordinator.descriptor in ready))
     finally:
         coordinator.stop()

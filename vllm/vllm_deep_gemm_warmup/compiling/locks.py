@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import time
 from pathlib import Path
 
 # Of 63 bits of offsets: the first byte for what there is one of, then the CPUs of each
 # host that shares the file, then all other names.
 _ONE_OF = {"planner": 0}
 _HOSTS = 1 << 20
+_TICK = 0.05
 _NAMES = 1 << 40
 
 
@@ -33,6 +35,10 @@ class Locks:
         self.working = True
         self._cpus: set[int] = set()
         self._host = int(_digest(os.uname().nodename)[:4], 16)
+
+    def close(self) -> None:
+        """Give everything back."""
+        os.close(self._file)
 
     def take(self, name: str) -> bool:
         """Take the lock of that name alone; do not wait."""
@@ -80,6 +86,25 @@ class Locks:
     def _unlock(self, offset: int) -> None:
         if self.working:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
+
+
+def meeting_of(group: str) -> str:
+    """Name of the lock that a group's processes share while they have work."""
+    return f"meeting {group}"
+
+
+def wait_for_group(path: Path, group: str) -> None:
+    """Wait until no process of a group has anything to plan or build.
+
+    For a process that has no locks of its own on the file. Where the file is not
+    there or cannot be written, nobody works.
+    """
+    if not os.access(path, os.R_OK | os.W_OK):
+        return
+    locks = Locks(path)
+    while not locks.take(meeting_of(group)):
+        time.sleep(_TICK)
+    locks.close()
 
 
 def _digest(text: str) -> str:

@@ -21,6 +21,7 @@ from .kernel import Kernel
 from .store import spec_key
 
 _MODULE = "vllm_deep_gemm_warmup.compiling.coordinator"
+_PATIENCE = 10.0
 _Event = Mapping[str, Any]
 
 
@@ -116,9 +117,15 @@ class Session:
     def close(self) -> None:
         """End the coordinator and all that it started."""
         assert self._child.stdin is not None
+        # A forked child of this process can hold the pipe open.
+        self._send({"end": True})
         with contextlib.suppress(BrokenPipeError):
             self._child.stdin.close()
-        self._child.wait()
+        try:
+            self._child.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
 
     def __enter__(self) -> Session:
         return self
@@ -150,6 +157,8 @@ class Session:
             for line in self._child.stdout:
                 self._hear(json.loads(line))
         finally:
+            # Who writes to nobody must not wait for a reader.
+            self._child.stdout.close()
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()

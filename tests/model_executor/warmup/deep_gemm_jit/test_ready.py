@@ -116,7 +116,9 @@ def test_a_kernel_that_could_not_be_built_is_a_row_and_not_tried_again(
         KernelPlan(context, {spec: kernels}, {}),
         {
             "gemm.64": Outcome("gemm.64", 2.0, built=True),
-            "gemm.128": Outcome("gemm.128", 2.0, failure="nvcc ended with 1: why"),
+            "gemm.128": Outcome(
+                "gemm.128", 2.0, failure="nvcc ended with 1: why", final=True
+            ),
             "gemm.256": Outcome("gemm.256"),
         },
     )

@@ -14,6 +14,7 @@ from typing import Any
 from vllm_deep_gemm_warmup import kernel_caches
 from vllm_deep_gemm_warmup.compiling.building import Outcome
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
+from vllm_deep_gemm_warmup.compiling.locks import wait_for_group
 from vllm_deep_gemm_warmup.compiling.publish import is_whole
 from vllm_deep_gemm_warmup.compiling.session import Ended, Session
 from vllm_deep_gemm_warmup.compiling.store import PlanStore
@@ -46,7 +47,12 @@ class Ready:
     def problems(self) -> tuple[str, ...]:
         """Why kernels are left for the library to build."""
         own = () if self.problem is None else (self.problem,)
-        return (*own, *self.plan.problems.values())
+        unbuilt = {
+            outcome.failure
+            for outcome in self.outcomes.values()
+            if outcome.failure is not None and not outcome.final
+        }
+        return (*own, *sorted(unbuilt), *self.plan.problems.values())
 
     @property
     def built(self) -> frozenset[str]:
@@ -55,11 +61,11 @@ class Ready:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Entry -> why it could not be built."""
+        """Entry -> why its compiler failed."""
         return {
             name: outcome.failure
             for name, outcome in self.outcomes.items()
-            if outcome.failure is not None
+            if outcome.failure is not None and outcome.final
         }
 
 
@@ -96,6 +102,7 @@ def make_ready(
     wanted = list(specs)
     full = find_full(wanted, config)
     if full is not None:
+        wait_for_group(config.locks, config.group)
         return full
     with open_session() as session:
         problem = None
