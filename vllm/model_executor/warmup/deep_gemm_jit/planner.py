@@ -106,7 +106,11 @@ def _answer(spec: Spec, number: int, request: Mapping[str, Any]) -> dict[str, An
 def _fork(line: str, number: int, request: Mapping[str, Any], answers: IO[str]) -> None:
     """Have a child answer one line; it alone touches the device."""
     value = json.loads(line)
-    spec = spec_from_json(value)
+    try:
+        spec = spec_from_json(value)
+    except (KeyError, TypeError, ValueError) as error:
+        _say(answers, value, {"problem": f"it is no spec: {error!r}"})
+        return
     if spec.entry_point not in _IMPORTED_WITH_US:
         # Every child would import it again.
         importlib.import_module("vllm.model_executor.layers.fused_moe.deep_gemm_utils")
@@ -115,18 +119,20 @@ def _fork(line: str, number: int, request: Mapping[str, Any], answers: IO[str]) 
     if child == 0:
         status = 1
         try:
-            found = _answer(spec, number, request)
-            answers.write(json.dumps({"spec": value, **found}) + "\n")
-            answers.flush()
+            _say(answers, value, _answer(spec, number, request))
             status = 0
         finally:
             sys.stderr.flush()
             os._exit(status)
     _, ended = os.waitpid(child, 0)
     if ended:
-        problem = f"its planner ended with {os.waitstatus_to_exitcode(ended)}"
-        print(json.dumps({"spec": value, "problem": problem}), file=answers)
-        answers.flush()
+        status = os.waitstatus_to_exitcode(ended)
+        _say(answers, value, {"problem": f"its planner ended with {status}"})
+
+
+def _say(answers: IO[str], spec: Any, found: Mapping[str, Any]) -> None:
+    answers.write(json.dumps({"spec": spec, **found}) + "\n")
+    answers.flush()
 
 
 def main() -> None:
