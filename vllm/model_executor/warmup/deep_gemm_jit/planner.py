@@ -11,12 +11,14 @@ import importlib
 import json
 import os
 import pathlib
+import selectors
 import shutil
 import sys
 from collections.abc import Mapping
 from typing import IO, Any
 
 import torch
+from vllm_deep_gemm_warmup.compiling.cpus import available_cpus
 from vllm_deep_gemm_warmup.compiling.environment import use_cache
 from vllm_deep_gemm_warmup.compiling.kernel import Kernel, Places, shape_text
 from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
@@ -26,6 +28,7 @@ from .entry_points import STRATEGIES, Shape
 from .spec import EntryPoint, Spec, Target, spec_from_json
 
 _IMPORTED_WITH_US = (EntryPoint.FP8_GEMM_NT,)
+_MOST_CHILDREN = 8
 
 
 def find_kernels(
@@ -103,46 +106,97 @@ def _answer(spec: Spec, number: int, request: Mapping[str, Any]) -> dict[str, An
     return {"kernels": [kernel.to_json() for kernel in kernels]}
 
 
-def _fork(line: str, number: int, request: Mapping[str, Any], answers: IO[str]) -> None:
-    """Have a child answer one line; it alone touches the device."""
-    value = json.loads(line)
-    try:
-        spec = spec_from_json(value)
-    except (KeyError, TypeError, ValueError) as error:
-        _say(answers, value, {"problem": f"it is no spec: {error!r}"})
-        return
+@dataclasses.dataclass(frozen=True)
+class _Child:
+    """A process that plans one spec; it alone touches the device."""
+
+    pid: int
+    spec: Mapping[str, Any]
+    answer: pathlib.Path
+
+
+def _fork(spec: Spec, number: int, request: Mapping[str, Any]) -> _Child:
     if spec.entry_point not in _IMPORTED_WITH_US:
         # Every child would import it again.
         importlib.import_module("vllm.model_executor.layers.fused_moe.deep_gemm_utils")
     assert not torch.cuda.is_initialized()
-    child = os.fork()
-    if child == 0:
+    path = pathlib.Path(request["scratch"], f"answer-{number}")
+    pid = os.fork()
+    if pid == 0:
         status = 1
         try:
-            _say(answers, value, _answer(spec, number, request))
+            path.write_text(json.dumps(_answer(spec, number, request)))
             status = 0
         finally:
             sys.stderr.flush()
             os._exit(status)
-    _, ended = os.waitpid(child, 0)
+    return _Child(pid, spec.to_json(), path)
+
+
+def _collect(child: _Child) -> dict[str, Any]:
+    _, ended = os.waitpid(child.pid, 0)
     if ended:
         status = os.waitstatus_to_exitcode(ended)
-        _say(answers, value, {"problem": f"its planner ended with {status}"})
+        return {"problem": f"its planner ended with {status}"}
+    found: dict[str, Any] = json.loads(child.answer.read_text())
+    child.answer.unlink()
+    return found
 
 
-def _say(answers: IO[str], spec: Any, found: Mapping[str, Any]) -> None:
-    answers.write(json.dumps({"spec": spec, **found}) + "\n")
-    answers.flush()
+class _Planner:
+    """Several children at once, for the lines that come."""
+
+    def __init__(self, request: Mapping[str, Any], answers: IO[str]) -> None:
+        self._request, self._answers = request, answers
+        self._most = min(_MOST_CHILDREN, available_cpus())
+        self._lines: list[bytes] = []
+        self._number = 0
+        self._children: dict[int, _Child] = {}
+
+    def run(self, lines: int) -> None:
+        """Answer the lines of a descriptor until it ends."""
+        selector, rest = selectors.DefaultSelector(), b""
+        selector.register(lines, selectors.EVENT_READ)
+        # Who asks is gone when the lines end: nobody waits for what is not done.
+        while True:
+            for key, _ in selector.select():
+                if key.fd != lines:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    child = self._children.pop(key.fd)
+                    self._say(child.spec, _collect(child))
+                elif data := os.read(lines, 1 << 16):
+                    *whole, rest = (rest + data).split(b"\n")
+                    self._lines += whole
+                else:
+                    return
+            while self._lines and len(self._children) < self._most:
+                self._start(self._lines.pop(0), selector)
+
+    def _start(self, line: bytes, selector: selectors.BaseSelector) -> None:
+        value = json.loads(line)
+        self._number += 1
+        try:
+            spec = spec_from_json(value)
+        except (KeyError, TypeError, ValueError) as error:
+            self._say(value, {"problem": f"it is no spec: {error!r}"})
+            return
+        child = _fork(spec, self._number, self._request)
+        descriptor = os.pidfd_open(child.pid)
+        self._children[descriptor] = child
+        selector.register(descriptor, selectors.EVENT_READ)
+
+    def _say(self, spec: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        self._answers.write(json.dumps({"spec": spec, **found}) + "\n")
+        self._answers.flush()
 
 
 def main() -> None:
     """Answer the lines of standard input until it ends."""
-    request = json.loads(sys.argv[1])
     # What libraries print must not come between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for number, line in enumerate(sys.stdin):
-        _fork(line, number, request, answers)
+    _Planner(json.loads(sys.argv[1]), answers).run(0)
 
 
 if __name__ == "__main__":
