@@ -12,14 +12,11 @@ Removal: when the base's warmup builds from specs and reports.
 import pathlib
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import torch
-from vllm.distributed.parallel_state import (
-    get_dp_group,
-    get_pp_group,
-    get_tensor_model_parallel_rank,
-    get_world_group,
-)
+import vllm.envs as envs
+from vllm.distributed.parallel_state import get_pp_group, get_world_group
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.tracing import instrument
@@ -32,7 +29,11 @@ from .deep_gemm_jit.progress import Progress, Turn
 from .deep_gemm_jit.report import text
 from .deep_gemm_jit.report.files import write_report
 from .deep_gemm_jit.report.values import Report, SpecResult
+from .deep_gemm_jit.speaker import speaks
 from .deep_gemm_jit.spec import Target
+
+if TYPE_CHECKING:
+    from .deep_gemm_jit.ready import Ready
 
 logger = init_logger(__name__)
 
@@ -86,7 +87,7 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
     if not plan.outcomes:
         return []
     if plan.switched_off is not None:
-        if _speaks():
+        if speaks():
             logger.info("DeepGEMM warmup: nothing was warmed: %s", plan.switched_off)
         return []
     target, results = (
@@ -100,19 +101,11 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
         target=target,
         seconds=time.perf_counter() - start,
     )
-    if _speaks():
+    if speaks():
         _publish(report, settings)
     else:
         _point_to_problems(report, settings)
     return text.problems(report)
-
-
-def _speaks() -> bool:
-    """Whether this rank reports: the first of its pipeline stage.
-
-    The others of a stage have the same layers; another stage has its own.
-    """
-    return get_tensor_model_parallel_rank() == 0 and get_dp_group().rank_in_group == 0
 
 
 def _publish(report: Report, settings: Settings) -> None:
@@ -183,20 +176,57 @@ def _run(
 ) -> list[SpecResult]:
     from .deep_gemm_jit.backend import Backend
 
+    ready = _make_ready(plan, target, settings)
     backend = Backend(device, target, read_kernel_caches())
-    turn = Turn(meeting_folder(), first=_speaks() and get_pp_group().is_first_rank)
+    turn = Turn(meeting_folder(), first=speaks() and get_pp_group().is_first_rank)
     results = []
     with Progress(len(plan.weights), turn, logger.info) as progress:
+        how = {"every_row": settings.every_row, "listener": progress.called}
         for spec, weights in plan.weights.items():
             progress.begin(spec)
-            calls, left = backend.run(
-                spec, weights, every_row=settings.every_row, listener=progress.called
-            )
+            if ready is not None and spec in ready.plan.kernels:
+                calls, left = backend.load(spec, weights, ready, **how)
+            else:
+                calls, left = backend.run(spec, weights, **how)
             progress.finished(spec)
             layers = plan.layers_of(spec)
             results.append(SpecResult(spec, layers, tuple(calls), tuple(left), target))
         backend.finish()
     return results
+
+
+def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None":
+    """Have kernels built apart from the library, or say why they are not."""
+    from vllm_deep_gemm_warmup.compiling.session import Session
+
+    from .deep_gemm_jit.ahead import take_over
+    from .deep_gemm_jit.entry_points import STRATEGIES
+    from .deep_gemm_jit.machine import Unplannable, read_config
+    from .deep_gemm_jit.ready import make_ready
+    from .deep_gemm_jit.work import Work
+
+    specs = [s for s in plan.weights if STRATEGIES[s.entry_point].in_deep_gemm_cache]
+    if not specs or settings.workers == 0:
+        return None
+    ready, problems = None, set()
+    try:
+        config = read_config(target, settings)
+        work = Work(logger, speaks(), envs.VLLM_ENGINE_READY_TIMEOUT_S)
+        ready = make_ready(
+            specs, config, lambda: take_over(config) or Session(config, work.heard)
+        )
+        problems = set(ready.problems)
+    # A cache that cannot be written is among them: the library makes do without.
+    except (Unplannable, OSError) as error:
+        problems.add(str(error))
+    if problems and speaks():
+        logger.info(
+            "DeepGEMM warmup (%d shapes): kernels are compiled in this process, one "
+            "after the other: %s",
+            len(specs),
+            "; ".join(sorted(problems)),
+        )
+    return ready
 
 
 def _warm_mega_moe(

@@ -131,7 +131,15 @@ def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
         for root, beside in engine.loaded(walk.config):
             for name, module in beside.named_modules(walk.seen, root):
                 walk.visit(name, module, rows)
-    return Plan(tuple(walk.outcomes), walk.weights, walk.config)
+    return walk.plan
+
+
+def plan_layers(layers: Iterable[tuple[str, torch.nn.Module]], max_tokens: int) -> Plan:
+    """Ask these layers, each with its name, what they will run."""
+    walk = _Walk()
+    for name, module in layers:
+        walk.visit(name, module, max_tokens)
+    return walk.plan
 
 
 class _Walk:
@@ -142,6 +150,10 @@ class _Walk:
         self.outcomes: list[Outcome] = []
         self.weights: dict[Spec, Weights | None] = {}
         self.config: VllmConfig | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(tuple(self.outcomes), self.weights, self.config)
 
     def visit(self, name: str, module: torch.nn.Module, max_tokens: int) -> None:
         try:

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.quantization.utils.fp8_utils import (
 )
 from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
 from vllm.model_executor.utils import replace_parameter
-from vllm.model_executor.warmup.deep_gemm_jit import monitor
+from vllm.model_executor.warmup.deep_gemm_jit import ahead, monitor
 from vllm.model_executor.warmup.deep_gemm_jit.calls import describe_failure
 from vllm.model_executor.warmup.deep_gemm_jit.jit_config import read_jit_config
 from vllm.model_executor.warmup.deep_gemm_jit.library import (
@@ -99,6 +99,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         )
         self._quant_enabled = self.quant_fp8.enabled()
         self._jit_config = read_jit_config(get_current_vllm_config())
+        ahead.announce(self.specs_before_loading)
 
     @classmethod
     def is_supported(
@@ -231,6 +232,34 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         problem = shape_problem((weight.shape[0], weight.shape[1]))
         if problem is not None:
             return Rejected(f"DeepGEMM {problem}")
+        shape = weight.shape[0], weight.shape[1]
+        return self._specs(shape, TensorLayout.of(scale), max_tokens)
+
+    def specs_before_loading(self, max_tokens: int) -> list[GemmSpec]:
+        """Return the specs of ``fp8_gemm_nt`` that loading will confirm.
+
+        The layer is not known yet: one that turns out to run through ``fp8_einsum``
+        has these for nothing. Where the form of a scale is known only when it is
+        loaded, on Blackwell, there are none.
+
+        Args:
+            max_tokens: Most rows that one step can send.
+
+        """
+        if packs_scales():
+            return []
+        n, k = self.config.weight_shape
+        rows, columns = -(-n // _BLOCK_SHAPE[0]), k // _BLOCK_SHAPE[1]
+        scale = TensorLayout((rows, columns), (columns, 1), "float32")
+        return [
+            spec
+            for spec in self._specs((n, k), scale, max_tokens)
+            if spec.entry_point is EntryPoint.FP8_GEMM_NT
+        ]
+
+    def _specs(
+        self, shape: tuple[int, int], scale: TensorLayout, max_tokens: int
+    ) -> list[GemmSpec]:
         first = 1 if self.dispatcher is None else self.dispatcher.first_fallback_row()
         calls = [
             (EntryPoint.FP8_GEMM_NT, RowRange(first, max_tokens), layout)
@@ -243,11 +272,11 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         return [
             GemmSpec(
                 entry_point=entry_point,
-                n=weight.shape[0],
-                k=weight.shape[1],
+                n=shape[0],
+                k=shape[1],
                 groups=1,
                 rows=rows,
-                weight_scale=TensorLayout.of(scale),
+                weight_scale=scale,
                 activation_scale=layout,
                 ue8m0_cast=self.use_deep_gemm_e8m0,
             )
@@ -330,6 +359,7 @@ def fp8_gemm_nt(
                 "packed UE8M0 scales are Blackwell's, this GPU takes float32 (rows, "
                 "K / 128); quantize with use_ue8m0 unpacked"
             )
+    ahead.wait_once()
     try:
         deep_gemm_utils.fp8_gemm_nt(a, b, d, **options)
     except (

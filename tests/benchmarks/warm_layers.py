@@ -1,0 +1,86 @@
+"""Run as a program on a device, with our files or without: start layers, tell the time.
+
+    warm_layers.py FOLDER CASE
+
+CASE is JSON: `sizes`, the (N, K) of distinct layers, `copies` of each, `ranks`, the
+`limit` of rows, and `load`, the least seconds that loading takes. Ranks are forked
+when everything is imported. Prints JSON, for each rank: seconds of the first GEMM and
+of the warmup, which are what a start waits for once the weights are in.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+import torch
+from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "model_executor"))
+from real_layers import (  # type: ignore[import-not-found]
+    FP8,
+    load,
+    make_linear,
+    one_rank,
+    quantization_config,
+)
+
+
+def start(folder: pathlib.Path, rank: int, case: dict[str, Any]) -> dict[str, float]:
+    """Start one rank; its seconds."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    with one_rank(folder, rank, case["ranks"]) as config:
+        config.scheduler_config.max_num_batched_tokens = case["limit"]
+        torch.distributed.barrier()
+        begin = time.monotonic()
+        layers = [
+            make_linear(config, device, n, k, FP8, prefix=f"layers.{n}.{k}.{copy}")
+            for n, k in case["sizes"]
+            for copy in range(case["copies"])
+        ]
+        constructed = time.monotonic()
+        time.sleep(case["load"])
+        for layer in layers:
+            load(layer)
+        loaded = time.monotonic()
+        for layer in layers:
+            k = layer.weight.shape[1]
+            layer(torch.ones(case["limit"], k, dtype=torch.bfloat16, device=device))
+        profiled = time.monotonic()
+        deep_gemm_warmup(torch.nn.ModuleList(layers), case["limit"])
+        return {
+            "construct": constructed - begin,
+            "profile": profiled - loaded,
+            "warmup": time.monotonic() - profiled,
+        }
+
+
+def main() -> None:
+    """Fork the ranks and print what they say."""
+    folder, case = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+    quantization_config(FP8)  # what it imports, the ranks need not
+    children = []
+    for rank in range(case["ranks"]):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                answer = json.dumps(start(folder, rank, case))
+                (folder / f"answer-{rank}").write_text(answer)
+                status = 0
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    if any(os.waitpid(child, 0)[1] for child in children):
+        sys.exit("a rank failed")
+    answers = [folder / f"answer-{rank}" for rank in range(case["ranks"])]
+    print(json.dumps([json.loads(answer.read_text()) for answer in answers]))
+
+
+if __name__ == "__main__":
+    main()
