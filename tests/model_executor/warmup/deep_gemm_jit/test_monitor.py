@@ -17,7 +17,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 from vllm.model_executor.warmup.deep_gemm_jit import monitor
-from vllm.model_executor.warmup.deep_gemm_jit.engine import JitConfig
+from vllm.model_executor.warmup.deep_gemm_jit.jit_config import JitConfig
 from vllm.model_executor.warmup.deep_gemm_jit.spec import EntryPoint
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm.utils import deep_gemm as deep_gemm_utils
