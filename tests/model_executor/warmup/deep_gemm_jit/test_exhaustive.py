@@ -231,6 +231,8 @@ ALL = [
     *expert_cases(132, 8 * 8192, counted=True),
     *expert_cases(78, 1000, counted=True),
     *context_cases(),
+]
+OTHER_FUNCTIONS = [
     # G05: irregular prompts up to 10349.
     *einsum_cases(EINSUMS, 132, 10349),
     *einsum_cases(EINSUMS, 78, 10349),
@@ -275,6 +277,7 @@ def sweep(
     [
         pytest.param(FEW, id="few"),
         pytest.param(ALL, id="all", marks=pytest.mark.slow),
+        pytest.param(OTHER_FUNCTIONS, id="others", marks=pytest.mark.slow),
     ],
 )
 def test_sampled_rows_and_all_rows_take_the_same_kernels(
