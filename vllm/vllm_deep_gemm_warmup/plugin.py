@@ -13,13 +13,15 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from . import finder, toolchain
+from . import cache_place, finder, kernel_caches, toolchain
 from .finder import Decision
 from .settings import OURS, check_settings, check_switch
 
 # Says what a parent process has said already. Not a VLLM_ name: those
 # are checked against vLLM's list.
 SPOKEN = "_DEEP_GEMM_WARMUP_SPOKEN"
+# Says for which host and folders a parent process has chosen a place already.
+PLACED = "_DEEP_GEMM_WARMUP_PLACED"
 
 _ASIDE = "DeepGEMM warmup patch set stands aside, stock vLLM runs"
 
@@ -53,6 +55,7 @@ def register() -> None:
         return
     os.environ.update(toolchain.variables(toolchain.read_facts()))
     place_flashinfer_cache(os.environ)
+    place_caches(os.environ)
     # What it found is said where a block-FP8 layer asks for it, and only there:
     # a model without one gets no line from us.
     if logger.isEnabledFor(logging.DEBUG):
@@ -81,6 +84,29 @@ def place_flashinfer_cache(environ: MutableMapping[str, str]) -> None:
 
     folder = Path(envs.VLLM_CACHE_ROOT) / "flashinfer_deep_gemm"
     environ.setdefault("TRTLLM_DG_CACHE_DIR", str(folder))
+
+
+def place_caches(environ: MutableMapping[str, str]) -> None:
+    """Name another folder for each cache that cannot be written; once a node.
+
+    DeepGEMM's own is left to vLLM to name where it can be, and made: the library
+    does without a cache where it is imported before the folder exists.
+    """
+    from vllm import envs
+
+    default = str(Path(envs.VLLM_CACHE_ROOT) / "deep_gemm")
+    for name, cache_at in (
+        ("DG_JIT_CACHE_DIR", kernel_caches.deep_gemm),
+        ("TRTLLM_DG_CACHE_DIR", kernel_caches.flashinfer),
+    ):
+        asked = environ.get(name) or default
+        told = f"{PLACED}_{name}"
+        if environ.get(told) == f"{os.uname().nodename} {asked}":
+            continue
+        place = cache_place.choose(cache_at, Path(asked))
+        if place.reason is not None:
+            environ[name] = str(place.root)
+        environ[told] = f"{os.uname().nodename} {place.root}"
 
 
 def finder_decision() -> Decision:

@@ -21,6 +21,7 @@ from vllm.distributed.parallel_state import (
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.tracing import instrument
+from vllm_deep_gemm_warmup import cache_place
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 from vllm_deep_gemm_warmup.settings import Settings, read_settings
 
@@ -102,7 +103,8 @@ def _speaks() -> bool:
 
 
 def _publish(report: Report, settings: Settings) -> None:
-    for line in (*report.problems(), *report.notices()):
+    elsewhere = (cache_place.describe(cache) for cache in read_kernel_caches())
+    for line in (*report.problems(), *report.notices(), *filter(None, elsewhere)):
         logger.warning(line)
     if report.results:
         logger.info(report.summary())
