@@ -54,6 +54,8 @@ def fake_nvcc_in_this_process(fake_nvcc_environment: dict[str, str]) -> Iterator
     """Build with the declared fake: these tests count kernels."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.delenv("DG_JIT_NVCC_COMPILER", raising=False)
+        # A planner's process takes seconds; the tests of it ask for one.
+        monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_WORKERS", "0")
         for name in ("CUDA_HOME", "DG_JIT_CACHE_DIR"):
             monkeypatch.setenv(name, fake_nvcc_environment[name])
         yield

@@ -14,11 +14,15 @@ SWITCH = "VLLM_DEEP_GEMM_OVERLAY"
 MODE = "VLLM_DEEP_GEMM_WARMUP"
 STRICT = "VLLM_DEEP_GEMM_WARMUP_STRICT"
 REPORT = "VLLM_DEEP_GEMM_WARMUP_REPORT"
+WORKERS = "VLLM_DEEP_GEMM_WARMUP_WORKERS"
+NVCC_LIMIT = "VLLM_DEEP_GEMM_WARMUP_NVCC_TIMEOUT_S"
 # What vLLM's own list of variables does not have.
-OURS = (SWITCH, STRICT, REPORT)
+OURS = (SWITCH, STRICT, REPORT, WORKERS, NVCC_LIMIT)
 
 MODES = ("skip", "relax", "full")
 _RETIRED = "VLLM_SKIP_DEEP_GEMM_WARMUP"
+# Many times what a kernel takes; one that does not end keeps the engine waiting.
+_DEFAULT_NVCC_LIMIT = 300
 _CHOICES = {MODE: MODES, SWITCH: ("0", "1"), STRICT: ("0", "1")}
 
 
@@ -32,12 +36,17 @@ class Settings:
         strict: a kernel that fails to build or a layer that should have
             registered ends the start.
         report: file for the JSON report, or None.
+        workers: most compilers at once on this node; None: as many as it has CPUs;
+            0: DeepGEMM compiles by itself, in the engine, one kernel after the other.
+        nvcc_limit: seconds after which a compiler is stopped.
 
     """
 
     every_row: bool
     strict: bool
     report: Path | None
+    workers: int | None
+    nvcc_limit: int
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -55,6 +64,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         strict=environ.get(STRICT) == "1",
         # The shell leaves `~` alone where the variable comes from a file.
         report=Path(os.path.expanduser(report)) if report else None,  # noqa: PTH111
+        workers=_number(environ, WORKERS, least=0),
+        nvcc_limit=_number(environ, NVCC_LIMIT, least=1) or _DEFAULT_NVCC_LIMIT,
     )
 
 
@@ -73,6 +84,8 @@ def check_settings(environ: Mapping[str, str]) -> None:
     check_switch(environ)
     for name in (MODE, STRICT):
         _check_choice(environ, name)
+    _number(environ, WORKERS, least=0)
+    _number(environ, NVCC_LIMIT, least=1)
     if _RETIRED in environ:
         raise ValueError(
             f"{_RETIRED} ({environ[_RETIRED]!r}): retired, it has no effect; "
@@ -97,3 +110,14 @@ def _check_choice(environ: Mapping[str, str], name: str) -> None:
             f"{name} ({value!r}): unknown value; set one of {', '.join(allowed)}, "
             "or unset it"
         )
+
+
+def _number(environ: Mapping[str, str], name: str, least: int) -> int | None:
+    value = environ.get(name)
+    if value is None:
+        return None
+    if not value.isdecimal() or int(value) < least:
+        raise ValueError(
+            f"{name} ({value!r}): not a number from {least}; set one, or unset it"
+        )
+    return int(value)

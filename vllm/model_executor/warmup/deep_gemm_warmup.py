@@ -9,10 +9,14 @@ Upstream: vllm-project/vllm#49905 (coverage), #56452 (providers).
 Removal: when the base's warmup builds from specs and reports.
 """
 
+import logging
 import sys
 import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
+import vllm.envs as envs
 from vllm.distributed.parallel_state import (
     get_dp_group,
     get_pp_group,
@@ -29,6 +33,9 @@ from .deep_gemm_jit.calls import Call
 from .deep_gemm_jit.plan import Plan, make_plan
 from .deep_gemm_jit.report import Report, SpecResult, write_json
 from .deep_gemm_jit.spec import Spec, Target
+
+if TYPE_CHECKING:
+    from .deep_gemm_jit.ready import Ready
 
 logger = init_logger(__name__)
 
@@ -130,19 +137,61 @@ def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ..
 
     device = torch.device("cuda", torch.cuda.current_device())
     target = read_target(device)
+    ready = _make_ready(plan, target, settings)
     backend = Backend(device, target, read_kernel_caches())
     progress = _Progress(len(plan.weights))
     results = []
     for spec, weights in plan.weights.items():
-        calls, left = backend.run(
-            spec, weights, every_row=settings.every_row, listener=progress.called
-        )
+        how = {"every_row": settings.every_row, "listener": progress.called}
+        if ready is not None and spec in ready.plan.kernels:
+            calls, left = backend.load(spec, weights, ready, **how)
+        else:
+            calls, left = backend.run(spec, weights, **how)
         progress.specs += 1
         results.append(
             SpecResult(spec, plan.layers_of(spec), tuple(calls), tuple(left))
         )
     backend.finish()
     return target, tuple(results)
+
+
+def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None":
+    """Have kernels built apart from the library, or say why they are not."""
+    from .deep_gemm_jit.entry_points import STRATEGIES
+    from .deep_gemm_jit.machine import Unplannable, read_config
+    from .deep_gemm_jit.ready import make_ready
+    from vllm_deep_gemm_warmup.compiling.session import Session
+
+    specs = [s for s in plan.weights if STRATEGIES[s.entry_point].in_deep_gemm_cache]
+    if not specs or settings.workers == 0:
+        return None
+    try:
+        config = read_config(target, settings)
+        ready = make_ready(specs, config, lambda: Session(config, _log_work))
+    # A cache that cannot be written is among them: the library makes do without.
+    except (Unplannable, OSError) as error:
+        problems = {str(error)}
+        ready = None
+    else:
+        problems = {ready.problem} if ready.problem else set()
+        problems |= set(ready.plan.problems.values())
+    if problems and _speaks():
+        logger.info(
+            "DeepGEMM warmup (%d shapes): kernels are compiled in this process, one "
+            "after the other: %s",
+            len(specs),
+            "; ".join(sorted(problems)),
+        )
+    return ready
+
+
+def _log_work(event: Mapping[str, Any]) -> None:
+    from .deep_gemm_jit.ready import describe_work
+
+    said = describe_work(event, envs.VLLM_ENGINE_READY_TIMEOUT_S)
+    if said is not None and _speaks():
+        line, warns = said
+        logger.log(logging.WARNING if warns else logging.INFO, line)
 
 
 class _Progress:

@@ -1,19 +1,22 @@
-"""Decides how a spec's kernels come to be built: by calling DeepGEMM, one by one."""
+"""Decides how a spec's kernels are loaded, or built: by calling DeepGEMM."""
 
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from vllm.utils import deep_gemm as deep_gemm_utils
+from vllm_deep_gemm_warmup.compiling.kernel import shape_text
 from vllm_deep_gemm_warmup.kernel_caches import KernelCache
 
 from .cache import CacheWatch
 from .calls import Call, describe_failure
 from .entry_points import STRATEGIES, Shape, Strategy
+from .kernels import Kernel
 from .provider import Weights
+from .ready import Ready
 from .spec import EntryPoint, Spec, Target
 
 # Of the free memory, for A and D where a driver refuses rows that overlap.
@@ -48,6 +51,7 @@ class Backend:
         self._target = target
         self._overlaps: dict[EntryPoint, bool] = {}
         self._caches = [CacheWatch(cache) for cache in caches]
+        self._told: set[str] = set()
 
     def run(
         self,
@@ -71,17 +75,82 @@ class Backend:
             each other and far away.
 
         """
-        calls: list[Call] = []
         try:
             strategy = STRATEGIES[spec.entry_point]
             shapes = strategy.shapes(spec, self._target, every_row=every_row)
-            caller = self._allocate(spec, shapes, weights)
         # Engine start: whatever keeps this spec from being built, the others go on.
         except Exception as error:
-            calls.append(Call(spec.rows.first, 0.0, (), describe_failure(error)))
-            listener(spec, calls[-1])
-            return calls, []
+            return _failed(spec, error, listener), []
+        return self._make_calls(spec, weights, shapes, listener)
+
+    def load(
+        self,
+        spec: Spec,
+        weights: Weights | None,
+        ready: Ready,
+        *,
+        every_row: bool,
+        listener: Callable[[Spec, Call], None],
+    ) -> tuple[list[Call], list[int]]:
+        """Call DeepGEMM once for each kernel of ``spec`` that has been built.
+
+        Args:
+            spec: It has a plan.
+            weights: See ``run``, as for what follows and is returned.
+            ready: The plan, and what became of its kernels. A call that takes one
+                that could not be built is not made: the library would try again.
+            every_row: What the plan was made with.
+            listener: Told of each call.
+
+        """
+        try:
+            strategy = STRATEGIES[spec.entry_point]
+            shapes = strategy.shapes(spec, self._target, every_row=every_row)
+            wanted = _by_call(ready.plan.kernels[spec])
+            chosen = [shape for shape in shapes if _text(shape) in wanted]
+            if len(chosen) < len(wanted):
+                raise ValueError("its plan names a call that is none of its own")
+        except Exception as error:
+            return _failed(spec, error, listener), []
+        calls, failures = [], ready.failures
+        for shape in list(chosen):
+            entries = [kernel.entry for kernel in wanted[_text(shape)]]
+            failed = next((e for e in entries if e in failures), None)
+            if failed is not None:
+                chosen.remove(shape)
+                failure = f"{failed}: {failures[failed]}"
+                calls.append(Call(shape.rows, 0.0, (), failure))
+                listener(spec, calls[-1])
+        made, left = self._make_calls(
+            spec, weights, chosen, listener, lambda shape: self._news(ready, shape, wanted)
+        )
+        return calls + made, left
+
+    def _news(
+        self, ready: Ready, shape: Shape, wanted: Mapping[str, Sequence[Kernel]]
+    ) -> tuple[str, ...]:
+        """Return what was built for a call beforehand; of each kernel only once."""
+        built = {kernel.entry for kernel in wanted[_text(shape)]} & ready.built
+        news = built - self._told
+        self._told |= news
+        return tuple(sorted(news))
+
+    def _make_calls(
+        self,
+        spec: Spec,
+        weights: Weights | None,
+        shapes: Sequence[Shape],
+        listener: Callable[[Spec, Call], None],
+        built_before: Callable[[Shape], tuple[str, ...]] = lambda shape: (),
+    ) -> tuple[list[Call], list[int]]:
+        calls: list[Call] = []
         left = list(shapes)
+        if not left:
+            return calls, []
+        try:
+            caller = self._allocate(spec, shapes, weights)
+        except Exception as error:
+            return _failed(spec, error, listener), []
         while left and (position := _next_position(calls, len(left))) is not None:
             shape = left.pop(position)
             start = time.perf_counter()
@@ -90,7 +159,7 @@ class Backend:
                 Call(
                     shape.rows,
                     time.perf_counter() - start,
-                    self._new_entries(),
+                    (*built_before(shape), *self._new_entries()),
                     failure,
                 )
             )
@@ -198,6 +267,25 @@ class _Caller:
         except Exception as error:
             return describe_failure(error)
         return None
+
+
+def _failed(
+    spec: Spec, error: Exception, listener: Callable[[Spec, Call], None]
+) -> list[Call]:
+    call = Call(spec.rows.first, 0.0, (), describe_failure(error))
+    listener(spec, call)
+    return [call]
+
+
+def _by_call(kernels: Iterable[Kernel]) -> dict[str, list[Kernel]]:
+    found: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        found.setdefault(kernel.shape, []).append(kernel)
+    return found
+
+
+def _text(shape: Shape) -> str:
+    return shape_text(dataclasses.asdict(shape))
 
 
 def _next_position(calls: Sequence[Call], left: int) -> int | None:

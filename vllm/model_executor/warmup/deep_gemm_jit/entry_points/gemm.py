@@ -48,6 +48,7 @@ class FlashInferGemm(Gemm[Shape]):
     """FlashInfer's own DeepGEMM, for few rows, which it wants dense."""
 
     takes_strided_rows = False
+    in_deep_gemm_cache = False
 
     def shapes(self, spec: GemmSpec, target: Target, *, every_row: bool) -> list[Shape]:
         """Its rows are few, and its windows are not DeepGEMM's: all of them."""

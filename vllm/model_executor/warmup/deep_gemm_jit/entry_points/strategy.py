@@ -30,10 +30,13 @@ class Strategy(abc.ABC, Generic[SpecT, ShapeT, OperandsT]):
     Attributes:
         takes_strided_rows: The function takes rows at any stride, so that those of
             the operands may overlap.
+        in_deep_gemm_cache: Its kernels are entries of DeepGEMM's cache, so that they
+            can be found and built by other processes.
 
     """
 
     takes_strided_rows: ClassVar[bool] = True
+    in_deep_gemm_cache: ClassVar[bool] = True
 
     @abc.abstractmethod
     def shapes(self, spec: SpecT, target: Target, *, every_row: bool) -> list[ShapeT]:

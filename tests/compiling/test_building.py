@@ -1,0 +1,222 @@
+"""Each missing kernel is built once a node, whoever asks and whatever dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from vllm_deep_gemm_warmup import kernel_caches
+from vllm_deep_gemm_warmup.compiling.building import Outcome
+from vllm_deep_gemm_warmup.compiling.coordinator import Config
+from vllm_deep_gemm_warmup.compiling.session import Ended, Session, build
+
+from .conftest import make_kernel
+
+Make = Callable[..., Config]
+Compiled = Callable[[], list[str]]
+
+
+def names(count: int) -> list[str]:
+    return [f"k{number}" for number in range(count)]
+
+
+def run(config: Config, wanted: Iterable[str]) -> dict[str, Outcome]:
+    outcomes = build(map(make_kernel, wanted), config)
+    return {outcome.entry.removeprefix("gemm."): outcome for outcome in outcomes}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to be"
+        time.sleep(0.02)
+
+
+def test_entries_are_whole_and_nothing_else_is_left(config: Make) -> None:
+    made = config()
+    outcomes = run(made, names(3))
+    assert all(outcome.built for outcome in outcomes.values())
+    cache = kernel_caches.deep_gemm(made.root)
+    assert cache.entries() == {"gemm.k0", "gemm.k1", "gemm.k2"}
+    files = {path.name for path in (cache.folder / "gemm.k0").iterdir()}
+    assert files == {"kernel.cu", "kernel.cubin", "meta.json", ".committed"}
+    assert (cache.folder / "gemm.k0" / "kernel.cubin").read_bytes() == b"\x7fELFk0"
+    assert list((made.root / "tmp").iterdir()) == []
+
+
+def test_what_is_there_is_not_built_again(config: Make, compiled: Compiled) -> None:
+    run(config(), names(2))
+    outcomes = run(config(), names(3))
+    assert [name for name, it in outcomes.items() if it.built] == ["k2"]
+    assert sorted(compiled()) == names(3)
+
+
+def test_eight_processes_build_each_kernel_once(
+    config: Make, compiled: Compiled
+) -> None:
+    """G49, G50, G52: one folder, one moment."""
+    made = config("sleep 0.2")
+    sessions = [Session(made) for _ in range(8)]
+    for session in sessions:
+        for name in names(10):
+            session.add_kernel(make_kernel(name))
+    for session in sessions:
+        session.settle()
+        assert len(session.outcomes) == 10
+        assert all(outcome.built for outcome in session.outcomes.values())
+        session.close()
+    assert sorted(compiled()) == sorted(names(10))
+
+
+def test_a_full_cpu_share_is_used_and_no_more(config: Make, tmp_path: Path) -> None:
+    """Two processes of four workers start four compilers together, not eight."""
+    count = f"mkdir -p {tmp_path}/now; touch {tmp_path}/now/$$; sleep 0.2; " + (
+        f"ls {tmp_path}/now | wc -l >> {tmp_path}/most; rm {tmp_path}/now/$$"
+    )
+    made = config(count, workers=4)
+    sessions = [Session(made) for _ in range(2)]
+    for number, session in enumerate(sessions):
+        for name in names(8):
+            session.add_kernel(make_kernel(f"{number}{name}"))
+    for session in sessions:
+        session.settle()
+        session.close()
+    most = [int(word) for word in (tmp_path / "most").read_text().split()]
+    assert max(most) == 4
+
+
+def test_a_kernel_that_fails_is_named_and_the_others_are_built(
+    config: Make, compiled: Compiled
+) -> None:
+    """G26: the compiler ends with 1 for one kernel."""
+    made = config('if [ $name = k1 ]; then echo "no such type" >&2; false; fi')
+    with Session(made) as one, Session(made) as two:
+        for session in (one, two):
+            for name in names(3):
+                session.add_kernel(make_kernel(name))
+        for session in (one, two):
+            session.settle()
+            failure = session.outcomes["gemm.k1"].failure
+            assert failure is not None
+            assert "no such type" in failure
+            assert session.outcomes["gemm.k2"].built
+    assert sorted(compiled()) == names(3)
+    # Another start tries again.
+    assert "no such type" in (run(made, ["k1"])["k1"].failure or "")
+    assert compiled().count("k1") == 2
+
+
+def test_a_compiler_that_hangs_is_stopped_with_its_children(
+    config: Make, tmp_path: Path
+) -> None:
+    hang = f"if [ $name = k0 ]; then sleep 600 & echo $! > {tmp_path}/pid; wait; fi"
+    outcomes = run(config(hang, limit=1.0), names(2))
+    assert outcomes["k0"].failure == "nvcc did not end within 1 s, it was stopped"
+    assert outcomes["k1"].built
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not is_running(pid))
+
+
+@pytest.mark.parametrize("left", ["", "not an ELF file"])
+def test_what_is_no_cubin_is_not_published(config: Make, left: str) -> None:
+    """G59: validate before publish."""
+    made = config(f'printf "{left}" > "$4"; exit 0')
+    outcome = run(made, ["k0"])["k0"]
+    assert "kernel.cubin is not an ELF file" in (outcome.failure or "")
+    assert kernel_caches.deep_gemm(made.root).entries() == frozenset()
+
+
+def test_a_damaged_entry_in_the_way_is_replaced(config: Make) -> None:
+    made = config()
+    (made.root / "cache" / "gemm.k0").mkdir(parents=True)
+    (made.root / "cache" / "gemm.k0" / "kernel.cubin").touch()
+    assert run(made, ["k0"])["k0"].built
+    assert kernel_caches.deep_gemm(made.root).entries() == {"gemm.k0"}
+    assert list((made.root / "tmp").iterdir()) == []
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+PARENT = """
+import json, sys
+from pathlib import Path
+from vllm_deep_gemm_warmup.compiling.coordinator import Config
+from vllm_deep_gemm_warmup.compiling.kernel import Kernel
+from vllm_deep_gemm_warmup.compiling.session import Session
+config, kernels = json.loads(sys.argv[1])
+session = Session(Config.from_json(config))
+for kernel in kernels:
+    session.add_kernel(Kernel.from_json(kernel))
+print(session._child.pid, flush=True)
+session.settle()
+"""
+
+
+def start_parent(config: Config, wanted: Iterable[str]) -> tuple[subprocess.Popen[str], int]:
+    """A process with a session; its coordinator's pid."""
+    import json
+
+    kernels = [make_kernel(name).to_json() for name in wanted]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, json.dumps([config.to_json(), kernels])],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    return parent, int(parent.stdout.readline())
+
+
+@pytest.mark.parametrize("victim", ["engine", "coordinator"])
+def test_no_compiler_outlives_who_wanted_it(
+    config: Make, tmp_path: Path, victim: str, compiled: Compiled
+) -> None:
+    """G34: kill the parent in mid-compile; nothing is left."""
+    made = config(f"echo $$ >> {tmp_path}/pids; exec sleep 600", workers=2)
+    parent, coordinator = start_parent(made, names(3))
+    wait_for(lambda: len(compiled()) == 2 and (tmp_path / "pids").exists())
+    os.kill(parent.pid if victim == "engine" else coordinator, signal.SIGKILL)
+    pids = [coordinator, *map(int, (tmp_path / "pids").read_text().split())]
+    wait_for(lambda: not any(map(is_running, pids)), 5.0)
+    parent.kill()
+    parent.communicate()
+    # What they held is free: the next one builds all.
+    outcomes = run(config(), names(3))
+    assert all(outcome.built for outcome in outcomes.values())
+
+
+def test_who_waits_for_a_coordinator_that_is_killed_is_told(config: Make) -> None:
+    session = Session(config("sleep 600"))
+    session.add_kernel(make_kernel("k0"))
+    session._child.kill()
+    with pytest.raises(Ended, match="ended with -9"):
+        session.settle()
+    session.close()
+
+
+def test_a_rank_waits_for_the_ranks_of_its_engine_only(
+    config: Make, tmp_path: Path
+) -> None:
+    """G27, G35: none goes on while one builds; a rank that died holds nobody up."""
+    made = config(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
+    with Session(made) as slow, Session(made) as fast, Session(
+        config(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", group="another")
+    ) as other:
+        slow.add_kernel(make_kernel("k0"))
+        wait_for(lambda: (tmp_path / "compiled").exists())
+        other.settle()
+        other.meet()
+        fast.settle()
+        fast._send({"meet": 100})
+        time.sleep(0.5)
+        assert 100 not in fast._marks
+        slow._child.kill()
+        wait_for(lambda: 100 in fast._marks)

@@ -1,0 +1,121 @@
+"""Decides the environment of the planner: the engine's, on a device that is not there.
+
+Also what of it decides a plan, and how a planner's process is given its own cache.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ..standin import device, environment
+
+# Read by DeepGEMM, and by vLLM where it chooses how DeepGEMM is called.
+_PREFIXES = ("DG_", "VLLM_USE_DEEP_GEMM", "VLLM_BATCH_INVARIANT")
+# These say where, not what: neither enters DeepGEMM's key.
+_PLACES = ("DG_JIT_CACHE_DIR", "DG_JIT_NVCC_COMPILER")
+# Of the engine's processes and not of the planner's one.
+_OTHERS = ("CUDA_VISIBLE_DEVICES", "STANDIN_GPU_TRACE", "VLLM_PLUGINS")
+
+_PATIENCE = 60.0
+
+
+class Unplannable(Exception):
+    """The planner cannot work here; the message says why."""
+
+
+def deciding_variables(
+    environ: Mapping[str, str] | None = None,
+) -> tuple[tuple[str, str], ...]:
+    """(name, value) of the variables that a plan depends on, sorted."""
+    environ = os.environ if environ is None else environ
+    return tuple(
+        (name, value)
+        for name, value in sorted(environ.items())
+        if name.startswith(_PREFIXES) and name not in _PLACES
+    )
+
+
+def process_group() -> str:
+    """Names the processes of an engine on this node: they have one parent."""
+    return f"{os.uname().nodename} {os.getppid()}"
+
+
+def compiler_text(nvcc: Path) -> str:
+    """What the compiler answers to `--version`, as DeepGEMM's key holds it.
+
+    Raises:
+        Unplannable: it does not answer.
+
+    """
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", '"$0" --version 2>&1', nvcc],
+            capture_output=True,
+            timeout=_PATIENCE,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unplannable(f"`nvcc --version`: {error}") from error
+    return done.stdout.decode(errors="surrogateescape")
+
+
+def planner_environment(
+    environ: Mapping[str, str],
+    capability: tuple[int, int],
+    sm_count: int,
+    nvcc: Path,
+    scratch: Path,
+) -> dict[str, str]:
+    """The environment of a process that selects kernels for a device it has not.
+
+    Args:
+        environ: the engine's.
+        capability: of the engine's device.
+        sm_count: SMs that DeepGEMM may use.
+        nvcc: the recording one.
+        scratch: a private folder, for every cache.
+
+    Raises:
+        Unplannable: no such device can be stood in for, or nothing builds it.
+
+    """
+    base = {name: value for name, value in environ.items() if name not in _OTHERS}
+    try:
+        result = environment(
+            _pose(capability, sm_count),
+            cache_dir=scratch / "caches",
+            base_env=base,
+            over_real_driver=True,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise Unplannable(str(error)) from error
+    return {
+        **result,
+        "DG_JIT_NVCC_COMPILER": str(nvcc),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TMPDIR": str(scratch),
+    }
+
+
+def _pose(capability: tuple[int, int], sm_count: int) -> device.Device:
+    """A device of that architecture with that many SMs.
+
+    Raises:
+        Unplannable: the stand-in has none of that architecture.
+
+    """
+    for pose in device.POSES.values():
+        if pose.capability == capability:
+            return replace(pose, name=f"{sm_count} SMs", sms=sm_count)
+    raise Unplannable(
+        f"stand-in device: none of compute capability {capability[0]}.{capability[1]}"
+    )
+
+
+def use_cache(folder: Path) -> None:
+    """Have this process's DeepGEMM, which is not imported yet, build into ``folder``."""
+    os.environ["DG_JIT_CACHE_DIR"] = str(folder)

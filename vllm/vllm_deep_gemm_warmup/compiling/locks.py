@@ -1,0 +1,86 @@
+"""Decides which process of a node does a thing: the one that holds a byte of a file."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+
+# Of 63 bits of offsets: the first byte for what there is one of, then the CPUs of each
+# host that shares the file, then all other names.
+_ONE_OF = {"planner": 0}
+_HOSTS = 1 << 20
+_NAMES = 1 << 40
+
+
+class Locks:
+    """Locks on bytes of one file, for as long as this object and its process live.
+
+    POSIX record locks (`fcntl(2)`): the kernel gives them back when their owner dies,
+    children do not inherit them, they work between the nodes of a network file system
+    that has locks, and no lock file is ever deleted. They belong to the process: one
+    object for each file in a process, and none opens that file besides.
+
+    Attributes:
+        working: the file system has locks. Where it has none, every lock is granted
+            and processes do the same work side by side.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.working = True
+        self._cpus: set[int] = set()
+        self._host = int(_digest(os.uname().nodename)[:4], 16)
+
+    def take(self, name: str) -> bool:
+        """Take the lock of that name alone; do not wait."""
+        return self._lock(fcntl.LOCK_EX, self._offset(name))
+
+    def share(self, name: str) -> bool:
+        """Take a lock that others share, so that none can `take` it."""
+        return self._lock(fcntl.LOCK_SH, self._offset(name))
+
+    def give_back(self, name: str) -> None:
+        """Let others have it."""
+        self._unlock(self._offset(name))
+
+    def take_cpu(self, cpus: int) -> int | None:
+        """Take the first free one of this host's CPUs, or None."""
+        for cpu in range(cpus):
+            # What a process has, it would be given again.
+            if cpu not in self._cpus and self._lock(fcntl.LOCK_EX, self._cpu(cpu)):
+                self._cpus.add(cpu)
+                return cpu
+        return None
+
+    def give_back_cpu(self, cpu: int) -> None:
+        """Let others have it."""
+        self._cpus.remove(cpu)
+        self._unlock(self._cpu(cpu))
+
+    def _cpu(self, cpu: int) -> int:
+        return _HOSTS + (self._host << 12) + cpu
+
+    def _offset(self, name: str) -> int:
+        if name in _ONE_OF:
+            return _ONE_OF[name]
+        return _NAMES + int(_digest(name)[:12], 16)
+
+    def _lock(self, kind: int, offset: int) -> bool:
+        try:
+            fcntl.lockf(self._file, kind | fcntl.LOCK_NB, 1, offset)
+        except (BlockingIOError, PermissionError):
+            return False  # EAGAIN or EACCES: someone has it
+        except OSError:
+            self.working = False
+        return True
+
+    def _unlock(self, offset: int) -> None:
+        if self.working:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

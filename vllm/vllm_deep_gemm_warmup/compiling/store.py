@@ -1,0 +1,159 @@
+"""Decides where plans are kept: one file for each spec, under what decides it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .kernel import Kernel
+
+FOLDER = "deep_gemm_warmup"
+# Counts changes of the files' format and of what our own code plans for a spec.
+_VERSION = 1
+_SpecJson = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What decides, beside a spec, which kernels it takes and what they are called.
+
+    Attributes:
+        major: compute capability, major.
+        minor: compute capability, minor.
+        sm_count: SMs that DeepGEMM may use.
+        library: digest of DeepGEMM's compiled part.
+        compiler: what `nvcc --version` answers, whole.
+        variables: (name, value) of those that DeepGEMM or vLLM's choice read.
+        every_row: calls with every row count were asked for, not samples.
+
+    """
+
+    major: int
+    minor: int
+    sm_count: int
+    library: str
+    compiler: str
+    variables: tuple[tuple[str, str], ...]
+    every_row: bool
+
+    @property
+    def key(self) -> str:
+        """Names the folder of its plans."""
+        return _digest({"version": _VERSION, **asdict(self)})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Context:
+        """Inverse of ``to_json``."""
+        pairs = tuple((name, text) for name, text in value["variables"])
+        return cls(**{**value, "variables": pairs})
+
+
+class PlanStore:
+    """Plans and wishes for plans of one context, in a folder that processes share.
+
+    Args:
+        folder: beside the cache's entries, or a private one.
+        context: the plans of another one are not seen.
+
+    """
+
+    def __init__(self, folder: Path, context: Context) -> None:
+        self._context = context
+        self._plans = folder / "plans" / context.key
+        self._wishes = folder / "wishes" / context.key
+
+    def load(self, spec: _SpecJson) -> tuple[Kernel, ...] | None:
+        """The kernels of a spec, or None where there is no plan that can be read."""
+        try:
+            found = json.loads((self._plans / _name(spec)).read_text())
+            if found["spec"] != _plain(spec):
+                return None
+            return tuple(map(Kernel.from_json, found["kernels"]))
+        # Missing, cut off, or not what we write: it is planned anew.
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def save(self, spec: _SpecJson, kernels: tuple[Kernel, ...]) -> None:
+        """Keep the kernels of a spec.
+
+        Raises:
+            OSError: the folder cannot be written.
+
+        """
+        self._plans.mkdir(parents=True, exist_ok=True)
+        context = self._plans / "context.json"
+        if not context.exists():
+            _write(context, self._context.to_json())
+        plan = {"spec": spec, "kernels": [kernel.to_json() for kernel in kernels]}
+        _write(self._plans / _name(spec), plan)
+        self.unwish(spec)
+
+    def forget(self, spec: _SpecJson) -> None:
+        """Drop a plan that turned out to be wrong."""
+        (self._plans / _name(spec)).unlink(missing_ok=True)
+
+    def wish(self, spec: _SpecJson) -> None:
+        """Ask whoever plans on this node for a spec.
+
+        Raises:
+            OSError: the folder cannot be written.
+
+        """
+        self._wishes.mkdir(parents=True, exist_ok=True)
+        _write(self._wishes / _name(spec), spec)
+
+    def unwish(self, spec: _SpecJson) -> None:
+        """Take the wish back."""
+        (self._wishes / _name(spec)).unlink(missing_ok=True)
+
+    def wishes(self) -> Iterator[dict[str, Any]]:
+        """What processes of this node ask for."""
+        try:
+            names = sorted(self._wishes.glob("*.json"))
+        except OSError:
+            return
+        for path in names:
+            try:
+                wish: dict[str, Any] = json.loads(path.read_text())
+            except (OSError, ValueError):
+                continue
+            yield wish
+
+
+def _name(spec: _SpecJson) -> str:
+    return f"{_digest(spec)}.json"
+
+
+def spec_key(spec: _SpecJson) -> str:
+    """A short name of a spec, the same in every process."""
+    return _digest(spec)
+
+
+def _plain(spec: _SpecJson) -> Any:
+    """As JSON gives it back: lists in place of tuples."""
+    return json.loads(json.dumps(spec))
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _write(path: Path, value: Any) -> None:
+    """Write whole or not at all, whoever else writes the same file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        temporary.write_text(json.dumps(value))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
