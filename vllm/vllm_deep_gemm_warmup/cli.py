@@ -36,6 +36,21 @@ VERBS = (
         "run a command on a Hopper GPU that is not there",
     ),
     Verb(
+        "plan",
+        "vllm_deep_gemm_warmup.offline.plan",
+        "count the kernels that serving a model needs; compile nothing",
+    ),
+    Verb(
+        "compile",
+        "vllm_deep_gemm_warmup.offline.build",
+        "build every kernel that serving a model needs, without a GPU or weights",
+    ),
+    Verb(
+        "verify",
+        "vllm_deep_gemm_warmup.offline.verify",
+        "boot the engine on the stand-in GPU with a folder of kernels and count builds",
+    ),
+    Verb(
         "status",
         "vllm_deep_gemm_warmup.offline.status",
         "say what is in a folder of kernels",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from . import cache_place, finder, kernel_caches, toolchain
@@ -53,7 +53,9 @@ def register() -> None:
     check_settings(os.environ)
     if os.environ.get("VLLM_USE_DEEP_GEMM") == "0":
         return
-    os.environ.update(toolchain.variables(toolchain.read_facts()))
+    facts = toolchain.read_facts()
+    os.environ.update(toolchain.variables(facts))
+    os.environ.update(toolchain.recorded_variables(facts, deep_gemm_root(os.environ)))
     place_flashinfer_cache(os.environ)
     place_caches(os.environ)
     # What it found is said where a block-FP8 layer asks for it, and only there:
@@ -86,24 +88,32 @@ def place_flashinfer_cache(environ: MutableMapping[str, str]) -> None:
     environ.setdefault("TRTLLM_DG_CACHE_DIR", str(folder))
 
 
+def deep_gemm_root(environ: Mapping[str, str]) -> Path:
+    """The folder that vLLM will tell DeepGEMM of."""
+    from vllm import envs
+
+    default = Path(envs.VLLM_CACHE_ROOT) / "deep_gemm"
+    return Path(environ.get("DG_JIT_CACHE_DIR") or default)
+
+
 def place_caches(environ: MutableMapping[str, str]) -> None:
     """Name another folder for each cache that cannot be written; once a node.
 
     DeepGEMM's own is left to vLLM to name where it can be, and made: the library
     does without a cache where it is imported before the folder exists.
     """
-    from vllm import envs
-
-    default = str(Path(envs.VLLM_CACHE_ROOT) / "deep_gemm")
-    for name, cache_at in (
-        ("DG_JIT_CACHE_DIR", kernel_caches.deep_gemm),
-        ("TRTLLM_DG_CACHE_DIR", kernel_caches.flashinfer),
+    for name, cache_at, root in (
+        ("DG_JIT_CACHE_DIR", kernel_caches.deep_gemm, deep_gemm_root(environ)),
+        (
+            "TRTLLM_DG_CACHE_DIR",
+            kernel_caches.flashinfer,
+            Path(environ["TRTLLM_DG_CACHE_DIR"]),
+        ),
     ):
-        asked = environ.get(name) or default
         told = f"{PLACED}_{name}"
-        if environ.get(told) == f"{os.uname().nodename} {asked}":
+        if environ.get(told) == f"{os.uname().nodename} {root}":
             continue
-        place = cache_place.choose(cache_at, Path(asked))
+        place = cache_place.choose(cache_at, root)
         if place.reason is not None:
             environ[name] = str(place.root)
         environ[told] = f"{os.uname().nodename} {place.root}"

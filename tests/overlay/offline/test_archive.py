@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,12 @@ from vllm_deep_gemm_warmup.kernel_caches import KernelCache, deep_gemm
 from vllm_deep_gemm_warmup.offline import archive
 from vllm_deep_gemm_warmup.offline.archive import ArchiveError
 from vllm_deep_gemm_warmup.offline.manifest import Manifest, cubin_digest
+from vllm_deep_gemm_warmup.toolchain import recorded
 
 from ..caches.entries import as_it_is, entry_name, write_entry
 
 Members = dict[str, bytes]
+ANSWER = "Cuda compilation tools, release 13.0, V13.0.88\n"
 
 
 @pytest.fixture
@@ -30,7 +33,10 @@ def cache(tmp_path: Path) -> KernelCache:
     shortened = write_entry(made, 3) / "kernel.cubin"
     shortened.write_bytes(shortened.read_bytes()[:-1])
     (made.folder / entry_name(1) / "notes").write_text("foreign")
-    (made.root / archive.VERSION_TEXT).write_text("release 13.0, V13.0.88\n")
+    recorded.record(made.root, ANSWER)
+    plan = made.root / "deep_gemm_warmup" / "plans" / "0a" / "1b.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text("{}")
     return made
 
 
@@ -107,6 +113,8 @@ BAD = {
     "climbing entry": named(f"cache/{entry_name(1)}/../../x"),
     "other file": named(f"cache/{entry_name(1)}/other"),
     "top": named("x.pth"),
+    "program": named("recorded-nvcc/nvcc"),
+    "climbing plan": named("deep_gemm_warmup/plans/../../x.json"),
     "twice": named(KERNEL),
     "symbolic link": link,
     "hard link": hard_link,
@@ -129,7 +137,12 @@ def test_what_is_packed_is_what_comes_out(
     for name in made.entries():
         assert cubin_digest(made, name) == cubin_digest(cache, name)
     assert not (made.folder / entry_name(1) / "notes").exists()
-    assert (root / archive.VERSION_TEXT).read_text() == "release 13.0, V13.0.88\n"
+    assert (root / "deep_gemm_warmup" / "plans" / "0a" / "1b.json").is_file()
+    program = root / "recorded-nvcc" / "nvcc"
+    said = subprocess.run(
+        [program, "--version"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert said.stdout == ANSWER
     assert list((root / "tmp").iterdir()) == []
 
 

@@ -1,8 +1,8 @@
 """Decides what one file of kernels looks like, and what of such a file is taken.
 
 A tar file: `manifest.json`, `checksums.json` (path -> SHA-256 of every other member),
-`nvcc-version.txt`, and `cache/<entry>/<file>`. No owner, no time: the same kernels
-make the same file.
+`nvcc-version.txt`, plans, and `cache/<entry>/<file>`. No owner, no time: the same
+kernels make the same file. No program is in it: unpacking writes our own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..compiling.store import FOLDER
 from ..kernel_caches import EntryState, deep_gemm
+from ..toolchain.recorded import record, recorded_answer
 from .manifest import ENTRY_FILES, FILE
 
 CHECKSUMS = "checksums.json"
@@ -49,12 +51,13 @@ def pack(root: Path, file: Path) -> int:
     whole = [name for name, state in cache.judge_all() if state is EntryState.WHOLE]
     if not whole:
         raise ArchiveError(f"{root}: no whole kernel in it; name a cache folder")
-    members = {name: root / name for name in _TOP if (root / name).is_file()}
-    members.pop(CHECKSUMS, None)
-    for entry in whole:
-        for name in ENTRY_FILES:
-            if (path := cache.folder / entry / name).is_file():
-                members[f"cache/{entry}/{name}"] = path
+    members = {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in _files(root, whole)
+        if path.is_file() and not path.is_symlink()
+    }
+    if (answer := recorded_answer(root)) is not None:
+        members[VERSION_TEXT] = answer.encode(errors="surrogateescape")
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     try:
         _write(temporary, members)
@@ -66,11 +69,18 @@ def pack(root: Path, file: Path) -> int:
     return len(whole)
 
 
-def _write(path: Path, members: dict[str, Path]) -> None:
+def _files(root: Path, entries: list[str]) -> Iterator[Path]:
+    yield root / FILE
+    yield from (root / FOLDER / "plans").glob("*/*.json")
+    cache = deep_gemm(root)
+    for entry in entries:
+        yield from (cache.folder / entry / name for name in ENTRY_FILES)
+
+
+def _write(path: Path, members: dict[str, bytes]) -> None:
     digests = {}
     with tarfile.open(path, "x", format=tarfile.PAX_FORMAT) as archive:
-        for name, source in sorted(members.items()):
-            content = source.read_bytes()
+        for name, content in sorted(members.items()):
             digests[name] = hashlib.sha256(content).hexdigest()
             _add(archive, name, content)
         _add(archive, CHECKSUMS, json.dumps(digests, indent=1).encode())
@@ -116,7 +126,7 @@ def _extract(file: Path, staged: Path) -> list[str]:
     except EOFError as error:
         raise ArchiveError(f"{file}: it ends too early") from error
     _check(file, staged, digests)
-    return sorted({name.split("/")[1] for name in digests if name not in _TOP})
+    return sorted({name.split("/")[1] for name in digests if name[:6] == "cache/"})
 
 
 def _members(file: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
@@ -135,7 +145,8 @@ def _members(file: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]
 def _is_ours(name: str) -> bool:
     pattern = deep_gemm(Path()).pattern
     files = "|".join(map(re.escape, ENTRY_FILES))
-    return name in _TOP or bool(re.fullmatch(rf"cache/{pattern}/({files})", name))
+    kinds = (rf"cache/{pattern}/({files})", rf"{FOLDER}/plans/\w+/\w+\.json")
+    return name in _TOP or any(re.fullmatch(kind, name) for kind in kinds)
 
 
 def _save(path: Path, content: bytes) -> str:
@@ -176,7 +187,13 @@ def _publish(staged: Path, root: Path, entries: list[str]) -> tuple[int, int]:
         except OSError:
             if cache.judge(entry) is not EntryState.WHOLE:
                 raise
-    for name in (FILE, VERSION_TEXT):
-        if (staged / name).is_file():
-            (staged / name).replace(root / name)
+    for path in (staged / FOLDER).rglob("*.json"):
+        target = root / path.relative_to(staged)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    if (staged / FILE).is_file():
+        (staged / FILE).replace(root / FILE)
+    if (staged / VERSION_TEXT).is_file():
+        text = (staged / VERSION_TEXT).read_bytes()
+        record(root, text.decode(errors="surrogateescape"))
     return new, len(entries) - new

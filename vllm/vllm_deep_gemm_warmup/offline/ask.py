@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .. import standin
+from ..compiling.coordinator import Config
 from ..proof import fake_nvcc
 
 _PROGRAM = "vllm.model_executor.warmup.deep_gemm_jit.offline"
@@ -36,7 +37,12 @@ class Needs:
     """What an engine of a model will run.
 
     Attributes:
-        specs: every distinct one of all ranks and hosts, as JSON values.
+        specs: every distinct one of all ranks and hosts that has kernels in
+            DeepGEMM's cache, as JSON values.
+        elsewhere: those of FlashInfer, which builds its own on the host, in words.
+        machine: what planning their kernels takes, but for the compiler; None where
+            nothing runs on DeepGEMM.
+        target: the same in a word, such as `sm90-132sm`.
         ranks: how many were asked, of all hosts.
         max_tokens: most tokens of one step.
         unregistered: layers that run on DeepGEMM and did not say what they run.
@@ -45,6 +51,9 @@ class Needs:
     """
 
     specs: tuple[Mapping[str, Any], ...]
+    elsewhere: tuple[str, ...]
+    machine: Config | None
+    target: str
     ranks: int
     max_tokens: int
     unregistered: tuple[str, ...] = ()
@@ -66,7 +75,7 @@ def ask(
     latter, and DeepGEMM then runs more.
 
     Raises:
-        UsageError: no such device, a real driver is there, or vLLM refuses.
+        UsageError: no such device, or vLLM refuses.
         AskError: vLLM failed in another way.
 
     """
@@ -100,8 +109,10 @@ def _environment(
 ) -> dict[str, str]:
     base = dict(os.environ if environ is None else environ)
     try:
-        return standin.environment(device, _DEVICES, scratch / "caches", base)
-    # An unknown device, a real driver, no C compiler: the message says which.
+        return standin.environment(
+            device, _DEVICES, scratch / "caches", base, over_real_driver=True
+        )
+    # An unknown device, no C compiler: the message says which.
     except (ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from error
 
@@ -129,13 +140,15 @@ def _run(
 
 
 def _needs(ranks: Sequence[Mapping[str, Any]]) -> Needs:
-    specs = {
-        json.dumps(spec, sort_keys=True): spec
-        for rank in ranks
-        for spec in rank["specs"]
-    }
+    every = [item for rank in ranks for item in rank["specs"]]
+    ours = [item["spec"] for item in every if item["in_deep_gemm_cache"]]
+    others = {item["text"] for item in every if not item["in_deep_gemm_cache"]}
+    machine = next((rank["machine"] for rank in ranks if rank["machine"]), None)
     return Needs(
-        specs=tuple(specs.values()),
+        specs=tuple({json.dumps(spec): spec for spec in ours}.values()),
+        elsewhere=tuple(sorted(others)),
+        machine=Config.from_json(machine["config"]) if machine else None,
+        target=machine["target"] if machine else "none",
         ranks=len(ranks),
         max_tokens=max(rank["max_tokens"] for rank in ranks),
         unregistered=_distinct(ranks, "unregistered"),

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .. import cache_care
+from ..cache_keys import read_key_parts
 from ..kernel_caches import EntryState, KernelCache, deep_gemm
-from .key_parts import read_key_parts
 from .manifest import FILE, Manifest, ManifestError
 
 

@@ -109,6 +109,15 @@ def _mend_caches() -> None:
     from vllm.logger import init_logger
 
     logger = init_logger(__name__)
+    compiler = toolchain.describe_current()
+    if isinstance(compiler, toolchain.Toolchain) and compiler.recorded:
+        logger.warning_once(
+            "DeepGEMM toolchain (%s): there is no nvcc on this host; the recorded "
+            "answer of the one that built the cache stands in for it, and a kernel "
+            "that is not in the cache cannot be built",
+            compiler.nvcc,
+            scope="local",
+        )
     for cache in kernel_caches.read_kernel_caches():
         intruder = cache_care.intruders(cache)
         if intruder is not None:

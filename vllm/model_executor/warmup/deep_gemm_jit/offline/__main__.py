@@ -17,11 +17,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from vllm_deep_gemm_warmup.settings import read_settings
+
 from .lone_rank import worker_of
 from .ranks import Rank, World
 from .serving import Refused, engine_config, parse, world_of
 
 if TYPE_CHECKING:
+    import torch
     from vllm.config import VllmConfig
 
 _EVERY_RANK = "--every-rank"
@@ -117,23 +120,43 @@ def _plan_or_refuse(words: Sequence[str], rank: Rank) -> dict[str, Any]:
 
 
 def _plan(config: "VllmConfig", rank: Rank) -> dict[str, Any]:
+    from ..entry_points import STRATEGIES
     from ..plan import Registered, Skipped, Unregistered, make_plan
 
     world = world_of(config)
     max_tokens = config.scheduler_config.max_num_batched_tokens
     with worker_of(config, world, rank) as worker:
         plan = make_plan(worker.get_model(), max_tokens)
+        machine = _machine(worker.device) if plan.specs else None
     return {
         "world": dataclasses.asdict(world),
         "rank": dataclasses.asdict(rank),
+        "machine": machine,
         "max_tokens": max_tokens,
         "registered": len(plan.select(Registered)),
         "skipped": sorted({outcome.reason for outcome in plan.select(Skipped)}),
         "unregistered": sorted(
             {f"{o.name}: {o.reason}" for o in plan.select(Unregistered)}
         ),
-        "specs": [spec.to_json() for spec in plan.specs],
+        "specs": [
+            {
+                "spec": spec.to_json(),
+                "text": str(spec),
+                "in_deep_gemm_cache": STRATEGIES[spec.entry_point].in_deep_gemm_cache,
+            }
+            for spec in plan.specs
+        ],
     }
+
+
+def _machine(device: "torch.device") -> dict[str, Any]:
+    """Return what planning kernels for this device takes, but for the compiler."""
+    from ..backend import read_target
+    from ..machine import read_config
+
+    settings = dataclasses.replace(read_settings(), workers=1)
+    target = read_target(device)
+    return {"target": str(target), "config": read_config(target, settings).to_json()}
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
-from vllm_deep_gemm_warmup.offline.key_parts import (
+from vllm_deep_gemm_warmup.cache_keys import (
     KeyParts,
     explain,
     read_key_parts,
     summarize,
 )
+from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
 
-from ..caches.entries import write_entry
+from .entries import write_entry
 
 GEMM = KeyParts(
     kernel="sm90_fp8_gemm_1d2d",
