@@ -1,4 +1,4 @@
-"""Kernels that are not real, compilers that do as they are told, and who drives them."""
+"""Kernels that are not real, and compilers that do as they are told."""
 
 import json
 from collections.abc import Callable
@@ -22,10 +22,8 @@ CONTEXT = Context(
 
 def make_kernel(name: str) -> Kernel:
     """A kernel whose compiler gets its name in the source."""
-    meta = {
-        "command": "@NVCC@ @FOLDER@/kernel.cu --cubin --output-file @FOLDER@/kernel.cubin",
-        "compiler_options": {},
-    }
+    files = "@FOLDER@/kernel.cu --cubin --output-file @FOLDER@/kernel.cubin"
+    meta = {"command": f"@NVCC@ {files}", "compiler_options": {}}
     return Kernel(
         entry=f"gemm.{name}",
         source=f"{name}\n",
@@ -69,9 +67,7 @@ def compiled(tmp_path: Path) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def config(
-    tmp_path: Path, nvcc: Callable[[str], Path]
-) -> Callable[..., Config]:
+def config(tmp_path: Path, nvcc: Callable[[str], Path]) -> Callable[..., Config]:
     """Makes a coordinator's config around a compiler; ``given`` are other fields."""
 
     def make(line: str = "true", **given: object) -> Config:
@@ -86,6 +82,6 @@ def config(
             "limit": 60.0,
             "group": "engine",
         }
-        return Config(**{**fields, **given})  # type: ignore[arg-type]
+        return Config(**{**fields, **given})
 
     return make

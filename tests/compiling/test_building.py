@@ -74,9 +74,8 @@ def test_eight_processes_build_each_kernel_once(
 
 def test_a_full_cpu_share_is_used_and_no_more(config: Make, tmp_path: Path) -> None:
     """Two processes of four workers start four compilers together, not eight."""
-    count = f"mkdir -p {tmp_path}/now; touch {tmp_path}/now/$$; sleep 0.2; " + (
-        f"ls {tmp_path}/now | wc -l >> {tmp_path}/most; rm {tmp_path}/now/$$"
-    )
+    count = f"mkdir -p {tmp_path}/now; touch {tmp_path}/now/$$; sleep 0.2; "
+    count += f"ls {tmp_path}/now | wc -l >> {tmp_path}/most; rm {tmp_path}/now/$$"
     made = config(count, workers=4)
     sessions = [Session(made) for _ in range(2)]
     for number, session in enumerate(sessions):
@@ -161,7 +160,9 @@ session.settle()
 """
 
 
-def start_parent(config: Config, wanted: Iterable[str]) -> tuple[subprocess.Popen[str], int]:
+def start_parent(
+    config: Config, wanted: Iterable[str]
+) -> tuple[subprocess.Popen[str], int]:
     """A process with a session; its coordinator's pid."""
     import json
 
@@ -207,9 +208,15 @@ def test_a_rank_waits_for_the_ranks_of_its_engine_only(
 ) -> None:
     """G27, G35: none goes on while one builds; a rank that died holds nobody up."""
     made = config(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
-    with Session(made) as slow, Session(made) as fast, Session(
-        config(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", group="another")
-    ) as other:
+    with (
+        Session(made) as slow,
+        Session(made) as fast,
+        Session(
+            config(
+                f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", group="another"
+            )
+        ) as other,
+    ):
         slow.add_kernel(make_kernel("k0"))
         wait_for(lambda: (tmp_path / "compiled").exists())
         other.settle()

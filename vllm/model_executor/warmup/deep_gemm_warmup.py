@@ -157,24 +157,24 @@ def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ..
 
 def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None":
     """Have kernels built apart from the library, or say why they are not."""
+    from vllm_deep_gemm_warmup.compiling.session import Session
+
     from .deep_gemm_jit.entry_points import STRATEGIES
     from .deep_gemm_jit.machine import Unplannable, read_config
     from .deep_gemm_jit.ready import make_ready
-    from vllm_deep_gemm_warmup.compiling.session import Session
 
     specs = [s for s in plan.weights if STRATEGIES[s.entry_point].in_deep_gemm_cache]
     if not specs or settings.workers == 0:
         return None
+    ready, problems = None, set()
     try:
         config = read_config(target, settings)
-        ready = make_ready(specs, config, lambda: Session(config, _log_work))
+        work = _Work()
+        ready = make_ready(specs, config, lambda: Session(config, work.heard))
+        problems = set(ready.problems)
     # A cache that cannot be written is among them: the library makes do without.
     except (Unplannable, OSError) as error:
-        problems = {str(error)}
-        ready = None
-    else:
-        problems = {ready.problem} if ready.problem else set()
-        problems |= set(ready.plan.problems.values())
+        problems.add(str(error))
     if problems and _speaks():
         logger.info(
             "DeepGEMM warmup (%d shapes): kernels are compiled in this process, one "
@@ -185,13 +185,39 @@ def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None
     return ready
 
 
-def _log_work(event: Mapping[str, Any]) -> None:
-    from .deep_gemm_jit.ready import describe_work
+class _Work:
+    """Logs what is to be built, and every few seconds what has been."""
 
-    said = describe_work(event, envs.VLLM_ENGINE_READY_TIMEOUT_S)
-    if said is not None and _speaks():
-        line, warns = said
-        logger.log(logging.WARNING if warns else logging.INFO, line)
+    def __init__(self) -> None:
+        self._missing = 0
+        self._done = 0
+        self._start = self._last = time.perf_counter()
+        self._speaks = _speaks()
+
+    def heard(self, event: Mapping[str, Any]) -> None:
+        """Take in an event of a session."""
+        from .deep_gemm_jit.ready import describe_work
+
+        said = describe_work(event, envs.VLLM_ENGINE_READY_TIMEOUT_S)
+        if said is not None:
+            self._missing = event["missing"]
+            line, warns = said
+            if self._speaks:
+                logger.log(logging.WARNING if warns else logging.INFO, line)
+        if "kernel" in event and event["kernel"]["built"]:
+            self._done += 1
+            self._say()
+
+    def _say(self) -> None:
+        now = time.perf_counter()
+        if self._speaks and now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = now
+            logger.info(
+                "DeepGEMM warmup: %d kernels built, %d were to build, %.0f s",
+                self._done,
+                self._missing,
+                now - self._start,
+            )
 
 
 class _Progress:

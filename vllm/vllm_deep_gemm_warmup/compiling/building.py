@@ -15,6 +15,8 @@ from .kernel import Kernel, Places
 from .locks import Locks
 
 _LOG_TAIL = 2000
+# A load of weights goes on beside it.
+_NICENESS = 10
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ class Builds:
                     output=output,
                     errors=subprocess.STDOUT,
                     folder=folder,
+                    niceness=_NICENESS,
                 )
         except OSError:
             log.unlink(missing_ok=True)

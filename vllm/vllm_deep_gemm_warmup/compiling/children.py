@@ -22,6 +22,7 @@ def start(
     given: int = subprocess.DEVNULL,
     folder: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    niceness: int = 0,
 ) -> subprocess.Popen[bytes]:
     """Start a child in a process group of its own that is killed with this thread.
 
@@ -40,14 +41,15 @@ def start(
         cwd=folder,
         env=None if environ is None else dict(environ),
         process_group=0,
-        preexec_fn=_killed_with(os.getpid()),
+        preexec_fn=_killed_with(os.getpid(), niceness),
     )
 
 
-def _killed_with(parent: int) -> Callable[[], None]:
+def _killed_with(parent: int, niceness: int) -> Callable[[], None]:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def ask() -> None:
+        os.nice(niceness)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         # It may have died before we asked.
         if os.getppid() != parent:

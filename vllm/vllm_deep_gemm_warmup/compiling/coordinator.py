@@ -6,8 +6,9 @@ everything that it started ends with it. Beside the standard library it imports 
 package only, and has one thread.
 
 Requests: `{"spec": ..., "build": true}`: find its kernels, and build them if told to;
-`{"kernel": ...}`: build it; `{"settle": N}`: answer `{"settled": N}` once all is done that came before;
-`{"meet": N}`: answer `{"met": N}` once no process of the group has anything to do.
+`{"kernel": ...}`: build it; `{"settle": N}`: answer `{"settled": N}` once all is done
+that came before; `{"meet": N}`: answer `{"met": N}` once no process of the group has
+anything to do.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from .planning import Answer, Planning
 from .store import Context, PlanStore, spec_key
 
 _TICK = 0.05
-_NICE = 10
 _PLANNER_LIMIT = 300.0
 # Builds wait for the plans of what is known, so that an estimate comes before them;
 # not for a spec that takes long to plan.
@@ -89,7 +89,6 @@ class Coordinator:
     """Turns requests into events, a step at a time."""
 
     def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
-        config.work.mkdir(parents=True, exist_ok=True)
         self._locks = Locks(config.work / "locks")
         self._planning = Planning(
             config.context,
@@ -247,8 +246,6 @@ def main() -> None:
     # Ctrl-C and a service's stop are the engine's to answer: we end when it does.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
     with contextlib.suppress(BrokenPipeError):
         run(config, os.environ, 0, 1)
 

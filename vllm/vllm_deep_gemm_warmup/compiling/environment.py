@@ -117,5 +117,5 @@ def _pose(capability: tuple[int, int], sm_count: int) -> device.Device:
 
 
 def use_cache(folder: Path) -> None:
-    """Have this process's DeepGEMM, which is not imported yet, build into ``folder``."""
+    """Have this process's DeepGEMM build into ``folder``; it is not imported yet."""
     os.environ["DG_JIT_CACHE_DIR"] = str(folder)

@@ -43,7 +43,7 @@ class Session:
         outcomes: entry -> what became of it.
 
     Raises:
-        OSError: no process can be started.
+        OSError: no process can be started, or the work folder cannot be written.
 
     """
 
@@ -59,6 +59,9 @@ class Session:
         self._ended = False
         self._specs: set[str] = set()
         self._owner = os.getpid()
+        config.work.mkdir(parents=True, exist_ok=True)
+        if not os.access(config.work, os.W_OK):
+            raise PermissionError(f"{config.work} cannot be written")
         # -P: a file of the working directory must not stand in for a module.
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE, json.dumps(config.to_json())],

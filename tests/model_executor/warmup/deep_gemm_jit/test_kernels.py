@@ -1,9 +1,7 @@
 """Kernels that another process finds and builds are those that DeepGEMM asks for."""
 
 import json
-import os
 import pathlib
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +14,6 @@ from vllm.model_executor.warmup.deep_gemm_jit.machine import read_config
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     RowRange,
     ScaleLayout,
-    Spec,
     Target,
 )
 from vllm.utils import deep_gemm as deep_gemm_utils

@@ -51,7 +51,7 @@ class Backend:
         self._target = target
         self._overlaps: dict[EntryPoint, bool] = {}
         self._caches = [CacheWatch(cache) for cache in caches]
-        self._told: set[str] = set()
+        self._loaded: set[str] = set()
 
     def run(
         self,
@@ -92,7 +92,7 @@ class Backend:
         every_row: bool,
         listener: Callable[[Spec, Call], None],
     ) -> tuple[list[Call], list[int]]:
-        """Call DeepGEMM once for each kernel of ``spec`` that has been built.
+        """Call DeepGEMM once for each kernel of ``spec`` that is not loaded yet.
 
         Args:
             spec: It has a plan.
@@ -106,12 +106,17 @@ class Backend:
         try:
             strategy = STRATEGIES[spec.entry_point]
             shapes = strategy.shapes(spec, self._target, every_row=every_row)
-            wanted = _by_call(ready.plan.kernels[spec])
+            wanted = _by_call(
+                kernel
+                for kernel in ready.plan.kernels[spec]
+                if kernel.entry not in self._loaded
+            )
             chosen = [shape for shape in shapes if _text(shape) in wanted]
             if len(chosen) < len(wanted):
                 raise ValueError("its plan names a call that is none of its own")
         except Exception as error:
             return _failed(spec, error, listener), []
+        self._loaded |= {kernel.entry for kernel in ready.plan.kernels[spec]}
         calls, failures = [], ready.failures
         for shape in list(chosen):
             entries = [kernel.entry for kernel in wanted[_text(shape)]]
@@ -122,18 +127,23 @@ class Backend:
                 calls.append(Call(shape.rows, 0.0, (), failure))
                 listener(spec, calls[-1])
         made, left = self._make_calls(
-            spec, weights, chosen, listener, lambda shape: self._news(ready, shape, wanted)
+            spec,
+            weights,
+            chosen,
+            listener,
+            lambda shape: self._built_before(ready, shape, wanted),
         )
         return calls + made, left
 
-    def _news(
-        self, ready: Ready, shape: Shape, wanted: Mapping[str, Sequence[Kernel]]
+    @staticmethod
+    def _built_before(
+        ready: Ready, shape: Shape, wanted: Mapping[str, Sequence[Kernel]]
     ) -> tuple[str, ...]:
-        """Return what was built for a call beforehand; of each kernel only once."""
-        built = {kernel.entry for kernel in wanted[_text(shape)]} & ready.built
-        news = built - self._told
-        self._told |= news
-        return tuple(sorted(news))
+        return tuple(
+            kernel.entry
+            for kernel in wanted[_text(shape)]
+            if kernel.entry in ready.built
+        )
 
     def _make_calls(
         self,

@@ -112,7 +112,11 @@ def plan_from_session(
     found = {spec: session.plan_of(json_of(spec)) for spec in specs}
     return KernelPlan(
         context,
-        {spec: kernels for spec, kernels in found.items() if isinstance(kernels, tuple)},
+        {
+            spec: kernels
+            for spec, kernels in found.items()
+            if isinstance(kernels, tuple)
+        },
         {
             spec: answer or "there was no time to plan it"
             for spec, answer in found.items()

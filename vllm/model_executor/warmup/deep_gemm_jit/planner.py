@@ -59,9 +59,7 @@ def find_kernels(
     for shape in shapes:
         strategy.call(operands, shape)
         folder = cache / "cache"
-        kernels += [
-            _read(folder / name, shape, places) for name in watch.new_entries()
-        ]
+        kernels += [_read(folder / name, shape, places) for name in watch.new_entries()]
     return kernels
 
 
@@ -105,9 +103,7 @@ def _answer(spec: Spec, number: int, request: Mapping[str, Any]) -> dict[str, An
     return {"kernels": [kernel.to_json() for kernel in kernels]}
 
 
-def _fork(
-    line: str, number: int, request: Mapping[str, Any], answers: IO[str]
-) -> None:
+def _fork(line: str, number: int, request: Mapping[str, Any], answers: IO[str]) -> None:
     """Have a child answer one line; it alone touches the device."""
     value = json.loads(line)
     spec = spec_from_json(value)

@@ -18,7 +18,7 @@ from vllm_deep_gemm_warmup.compiling.publish import is_whole
 from vllm_deep_gemm_warmup.compiling.session import Ended, Session
 from vllm_deep_gemm_warmup.compiling.store import PlanStore
 
-from .kernels import Kernel, KernelPlan, json_of, plan_from_session
+from .kernels import KernelPlan, json_of, plan_from_session
 from .spec import Spec
 
 # What a kernel takes on a server's CPU: 2.1 to 2.6 s (DeepGEMM #94), none to none.
@@ -34,13 +34,19 @@ class Ready:
         plan: The kernels of every spec that could be planned.
         outcomes: What became of kernels that were looked for; empty for a full
             cache.
-        problem: Why the rest was not built, or None.
+        problem: What ended the building before it was done, or None.
 
     """
 
     plan: KernelPlan
     outcomes: Mapping[str, Outcome] = dataclasses.field(default_factory=dict)
     problem: str | None = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why kernels are left for the library to build."""
+        own = () if self.problem is None else (self.problem,)
+        return (*own, *self.plan.problems.values())
 
     @property
     def built(self) -> frozenset[str]:

@@ -1,0 +1,69 @@
+"""A stored plan counts for what it was made for; any doubt is no plan."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from vllm_deep_gemm_warmup.compiling.store import Context, PlanStore
+
+from .conftest import CONTEXT, make_kernel
+
+SPEC = {"entry_point": "fp8_gemm_nt", "n": 576, "rows": {"first": 1, "last": 8192}}
+KERNELS = (make_kernel("k0"), make_kernel("k1"))
+
+
+def test_a_plan_is_found_again(tmp_path: Path) -> None:
+    PlanStore(tmp_path, CONTEXT).save(SPEC, KERNELS)
+    assert PlanStore(tmp_path, CONTEXT).load(SPEC) == KERNELS
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"sm_count": 114},
+        {"major": 10},
+        {"library": "another"},
+        {"compiler": "another"},
+        {"variables": (("DG_JIT_PTXAS_VERBOSE", "1"),)},
+        {"every_row": True},
+    ],
+)
+def test_one_of_another_context_is_not(
+    tmp_path: Path, other: dict[str, object]
+) -> None:
+    """G36, G54: SM count, library, compiler, a variable that changes the key."""
+    PlanStore(tmp_path, CONTEXT).save(SPEC, KERNELS)
+    context: Context = dataclasses.replace(CONTEXT, **other)  # type: ignore[arg-type]
+    assert PlanStore(tmp_path, context).load(SPEC) is None
+
+
+def test_one_of_other_rows_is_not(tmp_path: Path) -> None:
+    PlanStore(tmp_path, CONTEXT).save(SPEC, KERNELS)
+    store = PlanStore(tmp_path, CONTEXT)
+    assert store.load({**SPEC, "rows": {"first": 1, "last": 4096}}) is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"spec": 1}', "null"])
+def test_one_that_cannot_be_read_is_not(tmp_path: Path, damage: str) -> None:
+    """G54: missing, truncated JSON."""
+    store = PlanStore(tmp_path, CONTEXT)
+    store.save(SPEC, KERNELS)
+    (path,) = (p for p in tmp_path.glob("plans/*/*.json") if p.stem != "context")
+    path.write_text(damage)
+    assert store.load(SPEC) is None
+    whole = {"spec": SPEC, "kernels": [{"entry": "gemm.k0"}]}
+    path.write_text(json.dumps(whole))
+    assert store.load(SPEC) is None
+    store.save(SPEC, KERNELS)
+    assert store.load(SPEC) == KERNELS
+
+
+def test_wishes_of_one_context_are_seen_until_they_are_met(tmp_path: Path) -> None:
+    store = PlanStore(tmp_path, CONTEXT)
+    store.wish(SPEC)
+    other = PlanStore(tmp_path, dataclasses.replace(CONTEXT, sm_count=78))
+    assert list(other.wishes()) == []
+    assert list(PlanStore(tmp_path, CONTEXT).wishes()) == [SPEC]
+    store.save(SPEC, KERNELS)
+    assert list(store.wishes()) == []
