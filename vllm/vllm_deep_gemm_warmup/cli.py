@@ -16,11 +16,12 @@ PROGRAM = "vllm-deep-gemm"
 
 @dataclass(frozen=True)
 class Verb:
-    """One subcommand: `module:main(argv) -> exit status or None`."""
+    """One subcommand: `module:function(argv) -> exit status or None`."""
 
     name: str
     module: str
     help: str
+    function: str = "main"
 
 
 VERBS = (
@@ -33,6 +34,38 @@ VERBS = (
         "standin",
         "vllm_deep_gemm_warmup.standin.launcher",
         "run a command on a Hopper GPU that is not there",
+    ),
+    Verb(
+        "plan",
+        "vllm_deep_gemm_warmup.offline.plan",
+        "count the kernels that serving a model needs; compile nothing",
+    ),
+    Verb(
+        "compile",
+        "vllm_deep_gemm_warmup.offline.build",
+        "build every kernel that serving a model needs, without a GPU or weights",
+    ),
+    Verb(
+        "verify",
+        "vllm_deep_gemm_warmup.offline.verify",
+        "boot the engine on the stand-in GPU with a folder of kernels and count builds",
+    ),
+    Verb(
+        "status",
+        "vllm_deep_gemm_warmup.offline.status",
+        "say what is in a folder of kernels",
+    ),
+    Verb(
+        "pack",
+        "vllm_deep_gemm_warmup.offline.packing",
+        "make one file of a folder of kernels",
+        "pack",
+    ),
+    Verb(
+        "unpack",
+        "vllm_deep_gemm_warmup.offline.packing",
+        "put the kernels of such a file into a folder",
+        "unpack",
     ),
 )
 
@@ -59,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # argparse eats a leading `--` of the rest, so it sees the verb alone.
     chosen = build_parser().parse_args(given[:1])
     verb = next(v for v in VERBS if v.name == chosen.verb)
-    status = importlib.import_module(verb.module).main(given[1:])
+    run = getattr(importlib.import_module(verb.module), verb.function)
+    status = run(given[1:])
     return int(status or 0)
 
 

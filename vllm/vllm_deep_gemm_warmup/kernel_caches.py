@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import enum
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from . import cubins
+
+
+class EntryState(enum.Enum):
+    """What a library makes of an entry.
+
+    WHOLE: it loads the kernel. UNMARKED: the kernel is whole and the marker is
+    gone; DeepGEMM 2.8.1 then compiles at each start, and its rename into the
+    folder that is there fails, so that it never heals. DAMAGED: it fails at each
+    start, or compiles at each. OPEN: nothing is there yet, and it builds.
+    FOREIGN: no entry of this library.
+    """
+
+    WHOLE = "whole"
+    UNMARKED = "unmarked"
+    DAMAGED = "damaged"
+    OPEN = "open"
+    FOREIGN = "foreign"
 
 
 @dataclass(frozen=True)
@@ -15,11 +36,17 @@ class KernelCache:
     Attributes:
         root: the folder that the library is told of.
         marker: file that an entry has once its kernel can be loaded.
+        cubin: file that is the kernel.
+        pattern: what the name of an entry looks like.
+        builds_in_place: an entry without a kernel may be one that is being built.
 
     """
 
     root: Path
     marker: str
+    cubin: str
+    pattern: str
+    builds_in_place: bool = False
 
     @property
     def folder(self) -> Path:
@@ -43,14 +70,49 @@ class KernelCache:
             if name not in known and os.path.isfile(self.folder / name / self.marker)  # noqa: PTH113
         )
 
+    def judge(self, name: str) -> EntryState:
+        """What the library makes of `<root>/cache/<name>`; reads, writes nothing."""
+        if re.fullmatch(self.pattern, name) is None:
+            return EntryState.FOREIGN
+        return self.judge_folder(self.folder / name)
+
+    def judge_folder(self, entry: Path) -> EntryState:
+        """What the library would make of an entry at this path."""
+        if not os.path.isdir(entry):  # noqa: PTH112
+            return EntryState.DAMAGED
+        marked = os.path.lexists(entry / self.marker)
+        if cubins.is_whole(entry / self.cubin):
+            return EntryState.WHOLE if marked else EntryState.UNMARKED
+        if self.builds_in_place:
+            return EntryState.DAMAGED if marked else EntryState.OPEN
+        empty = not marked and not any(entry.iterdir())
+        return EntryState.OPEN if empty else EntryState.DAMAGED
+
+    def judge_all(self) -> Iterator[tuple[str, EntryState]]:
+        """Judge everything in the folder; a folder that is missing has nothing.
+
+        What vanishes meanwhile, or may not be looked into, is left out.
+        """
+        try:
+            names = sorted(path.name for path in self.folder.iterdir())
+        except OSError:
+            return
+        for name in names:
+            try:
+                yield name, self.judge(name)
+            except OSError:
+                continue
+
 
 def deep_gemm(root: Path) -> KernelCache:
     """Of the folder in `DG_JIT_CACHE_DIR`.
 
     DeepGEMM 2.8.1 builds an entry, `<kernel>.<hash>`, elsewhere and renames it
-    into the folder.
+    into the folder. On a hit it reads the kernel alone and touches the marker.
     """
-    return KernelCache(root, ".committed")
+    return KernelCache(
+        root, ".committed", "kernel.cubin", r"[A-Za-z_]\w*\.[0-9a-f]{32}"
+    )
 
 
 def flashinfer(root: Path) -> KernelCache:
@@ -59,7 +121,8 @@ def flashinfer(root: Path) -> KernelCache:
     FlashInfer 0.7.2 (its compiler.cuh) makes an entry's folder, compiles, and
     renames the kernel into it: a compile that failed leaves a folder.
     """
-    return KernelCache(root, "nvcc_kernel.cubin")
+    kernel = "nvcc_kernel.cubin"
+    return KernelCache(root, kernel, kernel, r"[A-Za-z]\w*(_\d+){4,}", True)
 
 
 def read_kernel_caches(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from . import finder, toolchain
+from . import cache_place, finder, kernel_caches, toolchain
 from .finder import Decision
 from .metrics import collect_builds
 from .settings import OURS, check_settings, check_switch
@@ -21,6 +21,8 @@ from .settings import OURS, check_settings, check_switch
 # Says what a parent process has said already. Not a VLLM_ name: those
 # are checked against vLLM's list.
 SPOKEN = "_DEEP_GEMM_WARMUP_SPOKEN"
+# Says for which host and folders a parent process has chosen a place already.
+PLACED = "_DEEP_GEMM_WARMUP_PLACED"
 
 _ASIDE = "DeepGEMM warmup patch set stands aside, stock vLLM runs"
 
@@ -55,9 +57,12 @@ def register() -> None:
     check_settings(os.environ)
     if os.environ.get("VLLM_USE_DEEP_GEMM") == "0":
         return
-    os.environ.update(toolchain.variables(toolchain.read_facts()))
+    facts = toolchain.read_facts()
+    os.environ.update(toolchain.variables(facts))
+    os.environ.update(toolchain.recorded_variables(facts, deep_gemm_root(os.environ)))
     place_flashinfer_cache(os.environ)
     collect_builds(os.environ)
+    place_caches(os.environ)
     # What it found is said where a block-FP8 layer asks for it, and only there:
     # a model without one gets no line from us.
     if logger.isEnabledFor(logging.DEBUG):
@@ -86,6 +91,37 @@ def place_flashinfer_cache(environ: MutableMapping[str, str]) -> None:
 
     folder = Path(envs.VLLM_CACHE_ROOT) / "flashinfer_deep_gemm"
     environ.setdefault("TRTLLM_DG_CACHE_DIR", str(folder))
+
+
+def deep_gemm_root(environ: Mapping[str, str]) -> Path:
+    """The folder that vLLM will tell DeepGEMM of."""
+    from vllm import envs
+
+    default = Path(envs.VLLM_CACHE_ROOT) / "deep_gemm"
+    return Path(environ.get("DG_JIT_CACHE_DIR") or default)
+
+
+def place_caches(environ: MutableMapping[str, str]) -> None:
+    """Name another folder for each cache that cannot be written; once a node.
+
+    DeepGEMM's own is left to vLLM to name where it can be, and made: the library
+    does without a cache where it is imported before the folder exists.
+    """
+    for name, cache_at, root in (
+        ("DG_JIT_CACHE_DIR", kernel_caches.deep_gemm, deep_gemm_root(environ)),
+        (
+            "TRTLLM_DG_CACHE_DIR",
+            kernel_caches.flashinfer,
+            Path(environ["TRTLLM_DG_CACHE_DIR"]),
+        ),
+    ):
+        told = f"{PLACED}_{name}"
+        if environ.get(told) == f"{os.uname().nodename} {root}":
+            continue
+        place = cache_place.choose(cache_at, root)
+        if place.reason is not None:
+            environ[name] = str(place.root)
+        environ[told] = f"{os.uname().nodename} {place.root}"
 
 
 def finder_decision() -> Decision:

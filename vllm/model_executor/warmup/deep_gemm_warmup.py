@@ -20,6 +20,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_world_group
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.tracing import instrument
+from vllm_deep_gemm_warmup import cache_place
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 from vllm_deep_gemm_warmup.node import meeting_folder
 from vllm_deep_gemm_warmup.settings import Settings, read_settings
@@ -109,9 +110,14 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
 
 
 def _publish(report: Report, settings: Settings) -> None:
+    elsewhere = (cache_place.describe(cache) for cache in read_kernel_caches())
     problems = text.problems(report)
     hidden = len(problems) - _PROBLEMS_SHOWN
-    for line in (*problems[:_PROBLEMS_SHOWN], *text.notices(report)):
+    for line in (
+        *problems[:_PROBLEMS_SHOWN],
+        *text.notices(report),
+        *filter(None, elsewhere),
+    ):
         logger.warning(line)
     if hidden > 0:
         logger.warning("DeepGEMM warmup: and %d more problems", hidden)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .facts import HOST_FLAG_VARIABLES, Facts, breaks_shell, read_facts
 from .lookup import locate
+from .recorded import is_recorded
 from .verdict import (
     OLDEST_NVCC,
     PINS,
@@ -58,6 +59,8 @@ def describe(facts: Facts, *, linked: bool = False) -> Toolchain | Unusable:
             f"{dotted(OLDEST_NVCC)} or newer",
             other_toolkit(),
         )
+    if is_recorded(nvcc):
+        return Toolchain(home, nvcc, origin, answer, None, recorded=True)
     headers = _header_version(nvcc)
     if answer and headers and answer != headers:
         return Unusable(

@@ -26,6 +26,7 @@ class Toolchain:
         origin: what decided (`CUDA_HOME`, `PATH`, `/usr/local/cuda`, ...).
         version: nvcc's release; None when nvcc did not answer in time.
         headers: release of `cuda_runtime_api.h` beside nvcc; None if not seen.
+        recorded: it is no compiler, and answers for one.
 
     """
 
@@ -34,6 +35,7 @@ class Toolchain:
     origin: str
     version: Version | None
     headers: Version | None
+    recorded: bool = False
 
     def __str__(self) -> str:
         release = dotted(self.version) if self.version else "of unknown release"

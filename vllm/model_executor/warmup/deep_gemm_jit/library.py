@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable
 from types import ModuleType
 
-from vllm_deep_gemm_warmup import kernel_caches, toolchain
+from vllm_deep_gemm_warmup import cache_care, kernel_caches, toolchain
 
 # The external package comes first, as in vllm.utils.deep_gemm.
 _MODULES = ("deep_gemm", "vllm.third_party.deep_gemm")
@@ -21,7 +21,10 @@ def library_problem() -> str | None:
     Imports the library, once a process, and asks the compiler for its version;
     builds nothing.
     """
-    return _import_problem() or _cache_problem() or _toolchain_problem()
+    problem = _import_problem() or _cache_problem() or _toolchain_problem()
+    if problem is None:
+        _mend_caches()
+    return problem
 
 
 def describe_cache(folder: str) -> str | None:
@@ -98,6 +101,29 @@ def _cache_problem() -> str | None:
         if cache == kernel_caches.deep_gemm(cache.root):
             return describe_cache(str(cache.root))
     return None
+
+
+@functools.cache
+def _mend_caches() -> None:
+    """Put the entries in order, before a kernel is loaded; say what was wrong."""
+    from vllm.logger import init_logger
+
+    logger = init_logger(__name__)
+    compiler = toolchain.describe_current()
+    if isinstance(compiler, toolchain.Toolchain) and compiler.recorded:
+        logger.warning_once(
+            "DeepGEMM toolchain (%s): there is no nvcc on this host; the recorded "
+            "answer of the one that built the cache stands in for it, and a kernel "
+            "that is not in the cache cannot be built",
+            compiler.nvcc,
+            scope="local",
+        )
+    for cache in kernel_caches.read_kernel_caches():
+        intruder = cache_care.intruders(cache)
+        if intruder is not None:
+            logger.warning_once(intruder, scope="local")
+        for line in cache_care.describe(cache, cache_care.mend(cache)):
+            logger.warning(line)
 
 
 def _toolchain_problem() -> str | None:

@@ -1,0 +1,199 @@
+"""Decides what one file of kernels looks like, and what of such a file is taken.
+
+A tar file: `manifest.json`, `checksums.json` (path -> SHA-256 of every other member),
+`nvcc-version.txt`, plans, and `cache/<entry>/<file>`. No owner, no time: the same
+kernels make the same file. No program is in it: unpacking writes our own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..compiling.store import FOLDER
+from ..kernel_caches import EntryState, deep_gemm
+from ..toolchain.recorded import record, recorded_answer
+from .manifest import ENTRY_FILES, FILE
+
+CHECKSUMS = "checksums.json"
+# What `nvcc --version` answered: DeepGEMM asks for it even where it builds nothing.
+VERSION_TEXT = "nvcc-version.txt"
+_TOP = (FILE, CHECKSUMS, VERSION_TEXT)
+# A kernel has some 100 kB; nothing here has this.
+_MOST_BYTES = 1 << 28
+
+
+class ArchiveError(ValueError):
+    """The file or folder cannot be used; the message is one line."""
+
+
+def pack(root: Path, file: Path) -> int:
+    """Write every whole entry of a cache into one file; return how many.
+
+    Entries are taken as they are found by then: what is damaged stays behind.
+
+    Raises:
+        ArchiveError: nothing to pack, or the file is there already.
+        OSError: it cannot be written.
+
+    """
+    if os.path.lexists(file):
+        raise ArchiveError(f"{file}: it is there already; remove it or name another")
+    cache = deep_gemm(root)
+    whole = [name for name, state in cache.judge_all() if state is EntryState.WHOLE]
+    if not whole:
+        raise ArchiveError(f"{root}: no whole kernel in it; name a cache folder")
+    members = {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in _files(root, whole)
+        if path.is_file() and not path.is_symlink()
+    }
+    if (answer := recorded_answer(root)) is not None:
+        members[VERSION_TEXT] = answer.encode(errors="surrogateescape")
+    temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    try:
+        _write(temporary, members)
+        os.link(temporary, file)
+    except FileExistsError:
+        raise ArchiveError(f"{file}: it is there already; name another") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return len(whole)
+
+
+def _files(root: Path, entries: list[str]) -> Iterator[Path]:
+    yield root / FILE
+    yield from (root / FOLDER / "plans").glob("*/*.json")
+    cache = deep_gemm(root)
+    for entry in entries:
+        yield from (cache.folder / entry / name for name in ENTRY_FILES)
+
+
+def _write(path: Path, members: dict[str, bytes]) -> None:
+    digests = {}
+    with tarfile.open(path, "x", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in sorted(members.items()):
+            digests[name] = hashlib.sha256(content).hexdigest()
+            _add(archive, name, content)
+        _add(archive, CHECKSUMS, json.dumps(digests, indent=1).encode())
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o644
+    archive.addfile(member, io.BytesIO(content))
+
+
+def unpack(file: Path, root: Path) -> tuple[int, int]:
+    """Put the kernels of a file into a cache; return (new entries, those there).
+
+    An entry that is there stays as it is. Everything is checked before the first
+    entry comes in, each of which comes in whole.
+
+    Raises:
+        ArchiveError: it is no such file, a member has another name or kind than
+            `pack` writes, or a checksum differs.
+        OSError: the file cannot be read, or the folder written.
+
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    staged = root / "tmp" / f"unpack-{os.getpid()}-{secrets.token_hex(8)}"
+    staged.mkdir(parents=True)
+    try:
+        entries = _extract(file, staged)
+        return _publish(staged, root, entries)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _extract(file: Path, staged: Path) -> list[str]:
+    try:
+        with tarfile.open(file, "r:") as archive:
+            digests = {
+                name: _save(staged / name, content)
+                for name, content in _members(file, archive)
+            }
+    except tarfile.TarError as error:
+        raise ArchiveError(f"{file}: no file of `pack`: {error}") from error
+    except EOFError as error:
+        raise ArchiveError(f"{file}: it ends too early") from error
+    _check(file, staged, digests)
+    return sorted({name.split("/")[1] for name in digests if name[:6] == "cache/"})
+
+
+def _members(file: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
+    seen = set()
+    for member in archive:
+        if not member.isreg() or not _is_ours(member.name):
+            raise ArchiveError(f"{file}: {member.name!r} is no member of a pack")
+        if member.name in seen or member.size > _MOST_BYTES:
+            raise ArchiveError(f"{file}: {member.name!r} comes twice or is too large")
+        seen.add(member.name)
+        content = archive.extractfile(member)
+        assert content is not None  # it is a regular file
+        yield member.name, content.read()
+
+
+def _is_ours(name: str) -> bool:
+    pattern = deep_gemm(Path()).pattern
+    files = "|".join(map(re.escape, ENTRY_FILES))
+    kinds = (rf"cache/{pattern}/({files})", rf"{FOLDER}/plans/\w+/\w+\.json")
+    return name in _TOP or any(re.fullmatch(kind, name) for kind in kinds)
+
+
+def _save(path: Path, content: bytes) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _check(file: Path, staged: Path, digests: dict[str, str]) -> None:
+    found = digests.pop(CHECKSUMS, None)
+    if found is None:
+        raise ArchiveError(f"{file}: no {CHECKSUMS} in it, it is not whole")
+    try:
+        expected = json.loads((staged / CHECKSUMS).read_text())
+    except ValueError as error:
+        raise ArchiveError(f"{file}: {CHECKSUMS} is damaged") from error
+    if expected != digests:
+        wrong = sorted(
+            name
+            for name in {*expected, *digests}
+            if expected.get(name) != digests.get(name)
+        )
+        raise ArchiveError(f"{file}: {wrong[0]} is not what was packed")
+    for name, state in deep_gemm(staged).judge_all():
+        if state is not EntryState.WHOLE:
+            raise ArchiveError(f"{file}: {name} is not a whole kernel")
+
+
+def _publish(staged: Path, root: Path, entries: list[str]) -> tuple[int, int]:
+    cache = deep_gemm(root)
+    cache.folder.mkdir(exist_ok=True)
+    new = 0
+    for entry in entries:
+        # A folder that has something in it is not replaced by a rename.
+        try:
+            (staged / "cache" / entry).rename(cache.folder / entry)
+            new += 1
+        except OSError:
+            if cache.judge(entry) is not EntryState.WHOLE:
+                raise
+    for path in (staged / FOLDER).rglob("*.json"):
+        target = root / path.relative_to(staged)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    if (staged / FILE).is_file():
+        (staged / FILE).replace(root / FILE)
+    if (staged / VERSION_TEXT).is_file():
+        text = (staged / VERSION_TEXT).read_bytes()
+        record(root, text.decode(errors="surrogateescape"))
+    return new, len(entries) - new

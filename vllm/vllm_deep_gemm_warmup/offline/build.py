@@ -1,0 +1,181 @@
+"""Decides what `compile MODEL ... --output DIR` builds, where, and when it may."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .. import cache_care
+from ..compiling.coordinator import Config
+from ..compiling.session import Ended, Session
+from ..compiling.store import FOLDER
+from ..kernel_caches import KernelCache, deep_gemm
+from ..toolchain.recorded import FOLDER as RECORDED
+from ..toolchain.recorded import record
+from .arguments import Serving, add_serving, machine_for, read_serving
+from .ask import AskError, Needs, UsageError
+from .manifest import FILE, Manifest, cubin_digest
+
+# There while a folder is not finished: what it is to become.
+BEGUN = "compile.json"
+_OURS = {BEGUN, FILE, FOLDER, "cache", "tmp", cache_care.ASIDE, RECORDED}
+_VERSIONS = ("vllm", "vllm-deep-gemm-warmup", "torch", "flashinfer-python")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `vllm-deep-gemm compile ARGV`.
+
+    0: every kernel is there; 1: some are not, and are named; 2: the command line
+    cannot be followed, and nothing was written; 130: interrupted.
+    """
+    parser = argparse.ArgumentParser(
+        prog="vllm-deep-gemm compile",
+        description="Build every DeepGEMM kernel that serving a model needs, for every "
+        "rank, into a folder for DG_JIT_CACHE_DIR. Needs an nvcc, no GPU and no "
+        "weights. Interrupted, the same command goes on.",
+    )
+    add_serving(parser)
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    given, serving = read_serving(parser, argv)
+    root = given.output.absolute()
+    try:
+        _check_output(root, serving)
+        needs = serving.ask()
+        machine = machine_for(needs, root, root / FOLDER)
+        _begin(root, serving)
+        return _build(serving, needs, machine)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (AskError, Ended, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def _check_output(root: Path, serving: Serving) -> None:
+    """Refuse a folder with anything in it but what this very command has begun.
+
+    Raises:
+        UsageError: it is one.
+
+    """
+    if not os.path.lexists(root):
+        return
+    if not root.is_dir():
+        raise UsageError(f"--output ({root}): it is there and is no folder")
+    names = {path.name for path in root.iterdir()}
+    if not names:
+        return
+    try:
+        begun = json.loads((root / BEGUN).read_text())
+    except (OSError, ValueError):
+        begun = None
+    if begun != _plain(serving) or not names <= _OURS:
+        raise UsageError(
+            f"--output ({root}): it is not empty, and not what the same command has "
+            "begun; name another folder, and join two with `pack` and `unpack`"
+        )
+
+
+def _begin(root: Path, serving: Serving) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / BEGUN).write_text(json.dumps(_plain(serving)))
+    # What an interrupted command was building; no other command may write here.
+    shutil.rmtree(root / "tmp", ignore_errors=True)
+    cache_care.mend(deep_gemm(root))
+
+
+def _plain(serving: Serving) -> Any:
+    return json.loads(json.dumps(asdict(serving)))
+
+
+def _build(serving: Serving, needs: Needs, machine: Config) -> int:
+    progress = _Progress()
+    with Session(machine, progress.hear) as session:
+        for spec in needs.specs:
+            session.add_spec(spec)
+        session.settle()
+        plans = [(spec, session.plan_of(spec)) for spec in needs.specs]
+        outcomes = dict(session.outcomes)
+    problems = [f"not registered: {line}" for line in needs.unregistered]
+    problems += [
+        f"not planned ({s}): {p}" for s, p in plans if not isinstance(p, tuple)
+    ]
+    problems += [
+        f"not built ({name}): {' '.join(outcome.failure.split())}"
+        for name, outcome in sorted(outcomes.items())
+        if outcome.failure is not None
+    ]
+    planned = sorted({k.entry for _, p in plans if isinstance(p, tuple) for k in p})
+    _write_manifest(serving, needs, machine, planned)
+    record(machine.root, machine.context.compiler)
+    for line in problems:
+        print(line, file=sys.stderr)
+    built = sum(outcome.built for outcome in outcomes.values())
+    print(
+        f"{machine.root}: {len(planned)} kernels of {len(needs.specs)} specs for "
+        f"{needs.target}, {built} built now, {len(problems)} problems"
+    )
+    return 1 if problems else 0
+
+
+def _write_manifest(
+    serving: Serving, needs: Needs, machine: Config, planned: Sequence[str]
+) -> None:
+    cache = deep_gemm(machine.root)
+    context = machine.context
+    Manifest(
+        model=serving.model,
+        arguments=serving.arguments,
+        device=serving.device,
+        target=needs.target,
+        versions={name: _version(name) for name in _VERSIONS},
+        library=context.library,
+        compiler=context.compiler,
+        variables=dict(context.variables),
+        specs=len(needs.specs),
+        kernels={entry: _digest(cache, entry) for entry in planned},
+    ).write(machine.root)
+
+
+def _digest(cache: KernelCache, entry: str) -> str:
+    try:
+        return cubin_digest(cache, entry)
+    except OSError:
+        return ""  # planned and not built
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+class _Progress:
+    """Prints how many kernels there are to build, and each tenth of them."""
+
+    def __init__(self) -> None:
+        self._done = 0
+        self._missing = 0
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        if "missing" in event:
+            self._missing = event["missing"]
+            workers = event["workers"]
+            print(f"{self._missing} kernels to build, {workers} at a time", flush=True)
+        elif "kernel" in event and event["kernel"]["built"]:
+            self._done += 1
+            if self._done % 10 == 0:
+                print(f"{self._done} kernels built", flush=True)

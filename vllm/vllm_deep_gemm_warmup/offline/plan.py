@@ -1,0 +1,86 @@
+"""Decides what `plan MODEL ...` says: kernels, and how long they would take."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..compiling.coordinator import Config
+from ..compiling.kernel import Kernel
+from ..compiling.session import Ended, Session
+from .arguments import add_serving, machine_for, read_serving
+from .ask import AskError, Needs, UsageError
+
+# Wall seconds of one kernel on a server's CPU: 2.1 to 2.6 (DeepGEMM #94).
+SECONDS_A_KERNEL = 2.5
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `vllm-deep-gemm plan ARGV`.
+
+    0; 1: something could not be planned; 2: the command line cannot be followed.
+    """
+    parser = argparse.ArgumentParser(
+        prog="vllm-deep-gemm plan",
+        description="Count the DeepGEMM kernels that serving a model needs, for every "
+        "rank. Needs no GPU and no weights and compiles nothing.",
+    )
+    add_serving(parser)
+    parser.add_argument("--every-rank", action="store_true",
+        help="ask ranks that are alike as well")  # fmt: skip
+    given, serving = read_serving(parser, argv)
+    try:
+        needs = serving.ask(given.every_rank)
+        with tempfile.TemporaryDirectory(prefix="deep-gemm-plan-") as name:
+            machine = machine_for(needs, Path(name), Path(name) / "work")
+            kernels, problems = find(needs, machine)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (AskError, Ended, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\n".join(describe(needs, kernels, machine.workers)))
+    problems += [f"not registered: {line}" for line in needs.unregistered]
+    for line in problems:
+        print(line, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def find(needs: Needs, machine: Config) -> tuple[dict[str, Kernel], list[str]]:
+    """Return every kernel by its entry, and what could not be planned.
+
+    Raises:
+        Ended, OSError: the planning process was killed, or cannot be started.
+
+    """
+    with Session(machine) as session:
+        for spec in needs.specs:
+            session.add_spec(spec, build=False)
+        session.settle()
+        plans = [(spec, session.plan_of(spec)) for spec in needs.specs]
+    found = [plan for _, plan in plans if isinstance(plan, tuple)]
+    return {kernel.entry: kernel for plan in found for kernel in plan}, [
+        f"not planned ({spec}): {plan}"
+        for spec, plan in plans
+        if not isinstance(plan, tuple)
+    ]
+
+
+def describe(needs: Needs, kernels: dict[str, Kernel], workers: int) -> list[str]:
+    """Return the lines of a plan."""
+    counts: dict[str, int] = {}
+    for entry in kernels:
+        name = entry.partition(".")[0]
+        counts[name] = counts.get(name, 0) + 1
+    seconds = SECONDS_A_KERNEL * -(-len(kernels) // workers)
+    total = f"{len(kernels)} kernels of {len(needs.specs)} specs on {needs.target}"
+    return [
+        f"{total}, up to {needs.max_tokens} tokens a step, {needs.ranks} ranks asked",
+        *(f"  {count:4} {name}" for name, count in sorted(counts.items())),
+        f"about {seconds:.0f} s with {workers} compilers at a time",
+        *(f"built on the host by FlashInfer: {line}" for line in needs.elsewhere),
+    ]

@@ -1,0 +1,88 @@
+"""Decides what shows that a folder of kernels is enough: an engine that builds none."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..proof import run, server
+from ..proof.settings import Settings, UsageError, serve_options
+from .arguments import Serving, add_serving, read_serving
+
+_SIZES = ("tensor", "pipeline", "data")
+_LIMIT = 8192
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `vllm-deep-gemm verify DIR MODEL ...`.
+
+    0: the engine built no kernel, before or after it was ready; 1: it did, or did not
+    become ready; 2: the command line cannot be followed.
+    """
+    parser = argparse.ArgumentParser(
+        prog="vllm-deep-gemm verify",
+        description="Boot `vllm serve` on the stand-in GPU with a folder of kernels, "
+        "send it requests of every size, and count the kernels that it builds. "
+        "What is built on the way is left in a copy: the folder stays as it is.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    add_serving(parser)
+    parser.add_argument(
+        "--log", type=Path, metavar="FILE", help="keep the engine's log"
+    )
+    given, serving = read_serving(parser, argv)
+    try:
+        return _verify(given.folder, serving, given.log)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except server.ServerError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _verify(folder: Path, serving: Serving, log: Path | None) -> int:
+    if not (folder / "cache").is_dir():
+        raise UsageError(f"folder ({folder}): no kernels in it; name another")
+    with tempfile.TemporaryDirectory(
+        prefix="vllm-deep-gemm-", ignore_cleanup_errors=True
+    ) as name:
+        settings = _settings(serving, Path(name), log)
+        kernels = Path(name) / f"{settings.side}-{settings.nvcc}-nvcc" / "deep_gemm"
+        shutil.copytree(folder, kernels)
+        result = run.prove(settings, os.environ)
+    run.show(result)
+    built = result.deep_gemm_before + len(result.deep_gemm_after)
+    print(f"{folder}: {result.deep_gemm_found} kernels found, {built} built")
+    return 1 if result.problems or built else 0
+
+
+def _settings(serving: Serving, kept: Path, log: Path | None) -> Settings:
+    sizes = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for size in _SIZES:
+        initial = f"-{size[0]}p"
+        sizes.add_argument(initial, f"--{size}-parallel-size", type=int, default=1)
+    sizes.add_argument("--max-num-batched-tokens", type=int, default=_LIMIT)
+    given, _ = sizes.parse_known_args(serving.arguments)
+    ranks = 1
+    for size in _SIZES:
+        ranks *= getattr(given, f"{size}_parallel_size")
+    if ranks != given.tensor_parallel_size:
+        raise UsageError(
+            "vllm serve: only tensor-parallel engines are booted here; verify each of "
+            "the others where it is served (`prove`)"
+        )
+    return Settings(
+        model=Path(serving.model),
+        device=serving.device,
+        tp=ranks,
+        limit=given.max_num_batched_tokens,
+        keep_cache=kept,
+        log=log,
+        extra=serve_options(serving.arguments),
+    )
