@@ -715,18 +715,20 @@ def test_what_goes_wrong_on_another_rank_is_one_line_and_a_report(
     caplog_vllm: pytest.LogCaptureFixture,
 ) -> None:
     """All is well there: nothing is said, and the report is the first rank's."""
-    module = "vllm.model_executor.warmup.deep_gemm_warmup"
-    monkeypatch.setattr(f"{module}.get_tensor_model_parallel_rank", lambda: 1)
+    groups = "vllm.distributed.parallel_state"
+    monkeypatch.setattr(f"{groups}.get_tensor_model_parallel_rank", lambda: 1)
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_REPORT", str(tmp_path / "report.html"))
     layer = load(linear(256, 128, FP8))
     caplog_vllm.clear()
     deep_gemm_warmup(model_of(proj=layer), LIMIT)
     assert "DeepGEMM warmup" not in caplog_vllm.text
     assert list(tmp_path.iterdir()) == []
-    deep_gemm_warmup(model_of(one=linear(256, 128, FP8), proj=layer), LIMIT)
+    silent = torch.nn.Module()
+    silent.deep_gemm_warmup_provider = object()
+    deep_gemm_warmup(model_of(one=silent, proj=layer), LIMIT)
     said = {r.getMessage() for r in caplog_vllm.records if r.levelname == "WARNING"}
     (line,) = [line for line in said if "DeepGEMM warmup" in line]
-    assert line.startswith("rank 0: DeepGEMM warmup (one): not registered: ")
+    assert line.startswith("rank 0: DeepGEMM warmup (one): not registered: object")
     assert [path.name for path in tmp_path.iterdir()] == ["report-rank0.html"]
 
 

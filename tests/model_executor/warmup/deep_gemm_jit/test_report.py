@@ -35,8 +35,9 @@ SPEC = linear_spec(576, 7168)
 
 
 def report(*outcomes: Outcome, calls: tuple[Call, ...] = ()) -> Report:
-    results = (SpecResult(SPEC, ("layers.0.qkv",), calls),) if calls else ()
-    return Report(Plan(outcomes, {}), results, 8192, "relax", Target(9, 0, 132), 1.25)
+    plan = Plan(outcomes, {})
+    results = (SpecResult(SPEC, plan.layers_of(SPEC), calls),) if calls else ()
+    return Report(plan, results, 8192, "relax", Target(9, 0, 132), 1.25)
 
 
 REGISTERED = Registered("layers.0.qkv", (SPEC,))
@@ -128,7 +129,12 @@ def mixed() -> Report:
         Unregistered("layers.0.mlp.down_proj", "hook <bypassed>"),
     )
     results = (
-        SpecResult(SPEC, tuple(layers), (BUILT, LOADED, FAILED), (256,)),
+        SpecResult(
+            SPEC,
+            (*layers, "layers.0.self_attn.o_proj"),
+            (BUILT, LOADED, FAILED),
+            (256,),
+        ),
         SpecResult(GROUPED, ("layers.0.mlp.experts",), (LOADED,)),
     )
     return Report(Plan(outcomes, {}), results, 8192, "relax", Target(9, 0, 132), 1.25)
