@@ -89,7 +89,7 @@ def test_the_hyper_connections_of_deepseek_v4(
     """Of the first layer, whose projection is summed over the streams, and others."""
     from vllm.model_executor.kernels.mhc.tilelang import _hc_prenorm_gemm_outputs
 
-    hidden, limit = 1536, 1000
+    hidden, limit = 1536, 3000
     layer = hyper_connected(
         "vllm.models.deepseek_v4.nvidia.model",
         "DeepseekV4DecoderLayer",
