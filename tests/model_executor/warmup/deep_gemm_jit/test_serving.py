@@ -1,6 +1,7 @@
 """Once a layer is warmed, the base's own code that runs it builds nothing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ Warmed = Callable[[torch.nn.Module, int], Callable[[], list[str]]]
 
 
 @pytest.fixture
-def warmed(monkeypatch: pytest.MonkeyPatch) -> Warmed:
+def warmed(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Warmed:
     """Warm a model up to a limit; return a function that names kernels built since."""
 
     def warm(model: torch.nn.Module, limit: int) -> Callable[[], list[str]]:
