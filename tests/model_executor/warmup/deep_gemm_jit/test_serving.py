@@ -1,6 +1,7 @@
 """Once a layer is warmed, the base's own code that runs it builds nothing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ Warmed = Callable[[torch.nn.Module, int], Callable[[], list[str]]]
 
 
 @pytest.fixture
-def warmed(monkeypatch: pytest.MonkeyPatch) -> Warmed:
+def warmed(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Warmed:
     """Warm a model up to a limit; return a function that names kernels built since."""
 
     def warm(model: torch.nn.Module, limit: int) -> Callable[[], list[str]]:
@@ -89,7 +90,7 @@ def test_the_hyper_connections_of_deepseek_v4(
     """Of the first layer, whose projection is summed over the streams, and others."""
     from vllm.model_executor.kernels.mhc.tilelang import _hc_prenorm_gemm_outputs
 
-    hidden, limit = 1536, 1000
+    hidden, limit = 1536, 3000
     layer = hyper_connected(
         "vllm.models.deepseek_v4.nvidia.model",
         "DeepseekV4DecoderLayer",
