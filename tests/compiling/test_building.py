@@ -205,6 +205,16 @@ def test_who_waits_for_a_coordinator_that_is_killed_is_told(config: Make) -> Non
     session.close()
 
 
+def test_a_listener_that_fails_is_named_and_does_not_hang(config: Make) -> None:
+    def fail(event: object) -> None:
+        raise ValueError("no such event")
+
+    with Session(config(), fail) as session:
+        session.add_kernel(make_kernel("k0"))
+        with pytest.raises(Ended, match="no such event"):
+            session.settle()
+
+
 def test_a_rank_waits_for_the_ranks_of_its_engine_only(
     config: Make, tmp_path: Path
 ) -> None:

@@ -138,6 +138,16 @@ def test_a_planner_that_ends_is_named_with_its_last_words(
     assert sessions[0].plan_of(spec("a")) == "the planner ended with 1: no such device"
 
 
+def test_a_planner_that_says_something_else_is_named(
+    planner: Callable[..., Any], open_sessions: Open
+) -> None:
+    planner('print("hello", flush=True)')
+    sessions = open_sessions()
+    sessions[0].add_spec(spec("a"))
+    sessions[0].settle()
+    assert "cannot be read" in str(sessions[0].plan_of(spec("a")))
+
+
 def test_when_a_rank_is_killed_another_one_plans(
     planner: Callable[..., Any], open_sessions: Open, tmp_path: Path
 ) -> None:

@@ -106,13 +106,18 @@ class Planner:
         assert self._child.stdout is not None
         return self._child.stdout.fileno()
 
-    def read(self) -> Iterator[Answer] | None:
-        """The answers that have come; None once the process has ended."""
+    def read(self) -> list[Answer] | None:
+        """The answers that have come; None once the process has ended.
+
+        Raises:
+            ValueError, KeyError, TypeError: something else has come.
+
+        """
         data = os.read(self.descriptor, 1 << 16)
         if not data:
             return None
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return map(_parse, lines)
+        return [_parse(line) for line in lines]
 
     def why_it_ended(self) -> str:
         """What can be said of a process that has ended without being told."""
@@ -245,7 +250,11 @@ class Planning:
             self._break(f"the planner was silent for {self._limit:.0f} s")
 
     def _collect(self, planner: Planner) -> Iterator[Answer]:
-        answers = planner.read()
+        try:
+            answers = planner.read()
+        except (ValueError, KeyError, TypeError) as error:
+            self._break(f"the planner's answer cannot be read: {error!r}")
+            return
         if answers is None:
             self._break(planner.why_it_ended())
             return

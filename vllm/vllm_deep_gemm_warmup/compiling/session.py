@@ -58,6 +58,7 @@ class Session:
         self._marks: set[int] = set()
         self._next_mark = 0
         self._ended = False
+        self._unheard: str | None = None
         self._specs: set[str] = set()
         self._owner = os.getpid()
         config.work.mkdir(parents=True, exist_ok=True)
@@ -121,11 +122,7 @@ class Session:
         self._send({"end": True})
         with contextlib.suppress(BrokenPipeError):
             self._child.stdin.close()
-        try:
-            self._child.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+        self._end_child()
 
     def __enter__(self) -> Session:
         return self
@@ -147,15 +144,29 @@ class Session:
         with self._changed:
             self._changed.wait_for(lambda: mark in self._marks or self._ended)
             if mark not in self._marks:
-                raise Ended(
-                    f"the process that builds kernels ended with {self._child.wait()}"
-                )
+                raise Ended(self._describe_end())
+
+    def _describe_end(self) -> str:
+        if self._unheard is not None:
+            return f"what builds kernels said what is not understood: {self._unheard}"
+        return f"the process that builds kernels ended with {self._end_child()}"
+
+    def _end_child(self) -> int:
+        """Wait for it, who has been told to end or cannot be heard; its status."""
+        try:
+            return self._child.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            return self._child.wait()
 
     def _read(self) -> None:
         assert self._child.stdout is not None
         try:
             for line in self._child.stdout:
                 self._hear(json.loads(line))
+        # Border of a thread: who waits is told.
+        except Exception as error:
+            self._unheard = repr(error)
         finally:
             # Who writes to nobody must not wait for a reader.
             self._child.stdout.close()
