@@ -26,7 +26,8 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.tracing import instrument
 from vllm_deep_gemm_warmup import cache_place
-from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
+from vllm_deep_gemm_warmup.cache_keys import explain_misses
+from vllm_deep_gemm_warmup.kernel_caches import deep_gemm, read_kernel_caches
 from vllm_deep_gemm_warmup.settings import Settings, read_settings
 
 from .deep_gemm_jit.calls import Call
@@ -35,6 +36,9 @@ from .deep_gemm_jit.report import Report, SpecResult, write_json
 from .deep_gemm_jit.spec import Spec, Target
 
 if TYPE_CHECKING:
+    from vllm_deep_gemm_warmup.compiling.coordinator import Config
+    from vllm_deep_gemm_warmup.compiling.session import Session
+
     from .deep_gemm_jit.ready import Ready
 
 logger = init_logger(__name__)
@@ -157,8 +161,6 @@ def _build(plan: Plan, settings: Settings) -> tuple[Target, tuple[SpecResult, ..
 
 def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None":
     """Have kernels built apart from the library, or say why they are not."""
-    from vllm_deep_gemm_warmup.compiling.session import Session
-
     from .deep_gemm_jit.entry_points import STRATEGIES
     from .deep_gemm_jit.machine import Unplannable, read_config
     from .deep_gemm_jit.ready import make_ready
@@ -170,7 +172,7 @@ def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None
     try:
         config = read_config(target, settings)
         work = _Work()
-        ready = make_ready(specs, config, lambda: Session(config, work.heard))
+        ready = make_ready(specs, config, lambda: work.begin(config))
         problems = set(ready.problems)
     # A cache that cannot be written is among them: the library makes do without.
     except (Unplannable, OSError) as error:
@@ -194,6 +196,14 @@ class _Work:
         self._start = self._last = time.perf_counter()
         self._speaks = _speaks()
 
+    def begin(self, config: "Config") -> "Session":
+        """Start a session whose events are logged here."""
+        from vllm_deep_gemm_warmup.compiling.session import Session
+
+        self._config = config
+        self._session = Session(config, self.heard)
+        return self._session
+
     def heard(self, event: Mapping[str, Any]) -> None:
         """Take in an event of a session."""
         from .deep_gemm_jit.ready import describe_work
@@ -203,10 +213,20 @@ class _Work:
             self._missing = event["missing"]
             line, warns = said
             if self._speaks:
+                for miss in self._misses():
+                    logger.warning(miss)
                 logger.log(logging.WARNING if warns else logging.INFO, line)
         if "kernel" in event and event["kernel"]["built"]:
             self._done += 1
             self._say()
+
+    def _misses(self) -> list[str]:
+        plans = self._session.plans.values()
+        return explain_misses(
+            (kernel for plan in plans if not isinstance(plan, str) for kernel in plan),
+            deep_gemm(self._config.root),
+            self._config.context.sm_count,
+        )
 
     def _say(self) -> None:
         now = time.perf_counter()
