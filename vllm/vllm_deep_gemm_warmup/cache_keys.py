@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .compiling.kernel import Kernel
+from .kernel_caches import KernelCache
+
 
 @dataclass(frozen=True)
 class KeyParts:
@@ -85,15 +88,35 @@ def explain(wanted: KeyParts, present: Iterable[KeyParts], sm_count: int) -> str
     return None if found is None else "; ".join(found)
 
 
-def summarize(
-    wanted: Iterable[KeyParts], present: Iterable[KeyParts], sm_count: int
+def explain_misses(
+    kernels: Iterable[Kernel], cache: KernelCache, sm_count: int
 ) -> list[str]:
-    """One line for each reason, with how many kernels it keeps from being found."""
-    there = list(present)
+    """One line for each part of the key that keeps kernels from being found.
+
+    Args:
+        kernels: what is needed.
+        cache: where they are looked for.
+        sm_count: SMs that they are for.
+
+    """
+    present = cache.entries()
+    missing = {k.entry: k for k in kernels if k.entry not in present}
+    if not missing or not present:
+        return []
+    there = [read_key_parts(cache.folder / name) for name in sorted(present)]
+    known = [parts for parts in there if parts is not None]
     reasons = Counter(
-        filter(None, (explain(parts, there, sm_count) for parts in wanted))
+        explain(
+            parse_key_parts(k.entry, k.source, json.loads(k.record)), known, sm_count
+        )
+        for k in missing.values()
     )
-    return [f"{count} kernels: {reason}" for reason, count in reasons.most_common()]
+    return [
+        f"DeepGEMM cache ({cache.folder}): {count} kernels are there as others: "
+        f"{reason}; they are built again"
+        for reason, count in reasons.most_common()
+        if reason is not None
+    ]
 
 
 def _reasons(wanted: KeyParts, found: KeyParts, sm_count: int) -> list[str]:

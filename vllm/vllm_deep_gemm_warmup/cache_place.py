@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .compiling.store import FOLDER
 from .kernel_caches import EntryState, KernelCache
 
 # A kernel is some 100 kB, and nvcc's own files are larger for a moment.
@@ -53,6 +54,7 @@ def choose(
         if write_problem(stand_in) is not None:
             return Place(root)
         _link_entries(cache_at(root), cache_at(stand_in))
+        _link_plans(root, stand_in)
         (stand_in / ORIGIN).write_text(f"{root}\n{reason}\n")
     except OSError:
         return Place(root)
@@ -147,6 +149,15 @@ def _link_entries(from_cache: KernelCache, to_cache: KernelCache) -> None:
                 (to_cache.folder / name).symlink_to(entry)
         elif state is EntryState.UNMARKED:
             _link_files(entry, to_cache)
+
+
+def _link_plans(root: Path, stand_in: Path) -> None:
+    """With the plans that came with it, a full cache needs no planning."""
+    for path in (root / FOLDER / "plans").glob("*/*.json"):
+        link = stand_in / path.relative_to(root)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(path.absolute())
 
 
 def _link_files(entry: Path, cache: KernelCache) -> None:

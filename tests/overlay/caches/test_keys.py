@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from vllm_deep_gemm_warmup.cache_keys import (
     KeyParts,
     explain,
+    explain_misses,
     read_key_parts,
-    summarize,
 )
-from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
+from vllm_deep_gemm_warmup.compiling.kernel import Kernel
+from vllm_deep_gemm_warmup.kernel_caches import KernelCache, deep_gemm
 
-from .entries import write_entry
+from .entries import entry_name, write_entry
 
 GEMM = KeyParts(
     kernel="sm90_fp8_gemm_1d2d",
@@ -50,9 +52,24 @@ def test_another_kernel_explains_nothing() -> None:
     shape = replace(GEMM, source=GEMM.source.replace("256", "384"))
     assert explain(GEMM, [shape, replace(GEMM, kernel="transpose_fp32")], 132) is None
     assert explain(GEMM, [], 132) is None
-    assert summarize([GEMM, shape], [LATER], 132) == [
-        "1 kernels: compiler 13.0.96, and this is 13.0.88"
-    ]
+
+
+def test_misses_are_counted_by_their_reason(cache: KernelCache) -> None:
+    """G54: said before the first build, and nothing where nothing is missing."""
+
+    def wanted(number: int, version: str) -> Kernel:
+        meta = {"compiler_info": {"version": f"V{version}"}}
+        return Kernel(entry_name(number), f"// {number - 10}\n", json.dumps(meta), "")
+
+    there = [replace(wanted(10, "13.0.88"), entry=name) for name in cache.entries()]
+    assert explain_misses(there, cache, 132) == []
+    (line,) = explain_misses(
+        [wanted(number, "13.0.96") for number in (10, 11, 15)], cache, 132
+    )
+    assert (
+        "2 kernels are there as others: compiler 13.0.88, and this is 13.0.96" in line
+    )
+    assert explain_misses(there, deep_gemm(cache.root / "empty"), 132) == []
 
 
 def test_parts_are_read_from_an_entry(tmp_path: Path) -> None:

@@ -52,8 +52,12 @@ def test_a_whole_read_only_cache_serves_and_is_not_written(
     cache: KernelCache, elsewhere: Path
 ) -> None:
     """G56."""
+    plan = Path("deep_gemm_warmup", "plans", "0a", "1b.json")
+    (cache.root / plan).parent.mkdir(parents=True)
+    (cache.root / plan).write_text("{}")
     placed = place_read_only(cache, elsewhere)
     assert placed.entries() == cache.entries()
+    assert (placed.root / plan).read_text() == "{}"
     assert cache_place.describe(placed) is None
 
 

@@ -12,29 +12,22 @@ Removal: when the base's warmup builds from specs and reports.
 import pathlib
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import torch
-import vllm.envs as envs
 from vllm.distributed.parallel_state import get_pp_group, get_world_group
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.tracing import instrument
 from vllm_deep_gemm_warmup import cache_place
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
-from vllm_deep_gemm_warmup.node import meeting_folder
 from vllm_deep_gemm_warmup.settings import Settings, read_settings
 
 from .deep_gemm_jit.plan import Plan, make_plan
-from .deep_gemm_jit.progress import Progress, Turn
 from .deep_gemm_jit.report import text
 from .deep_gemm_jit.report.files import write_report
 from .deep_gemm_jit.report.values import Report, SpecResult
 from .deep_gemm_jit.speaker import speaks
 from .deep_gemm_jit.spec import Target
-
-if TYPE_CHECKING:
-    from .deep_gemm_jit.ready import Ready
 
 logger = init_logger(__name__)
 
@@ -164,75 +157,18 @@ def _build(
     # Talks to DeepGEMM: not to be imported for a model that has no use for it.
     from .deep_gemm_jit import monitor, sm_counts
     from .deep_gemm_jit.backend import read_target
+    from .deep_gemm_jit.build import build
 
     device = torch.device("cuda", torch.cuda.current_device())
     whole, *parts = sm_counts.shares(read_target(device), max_tokens, plan.config)
-    results = _run(plan, device, whole.target, settings)
+    results = build(plan, device, whole.target, settings)
     for part in parts:
         with sm_counts.in_use(part.target):
             less = make_plan(model, part.max_tokens)
-            results += _run(less, device, part.target, settings)
+            results += build(less, device, part.target, settings)
     # For a model that has no linear layer on DeepGEMM, whose load would do it.
     monitor.install(None)
     return whole.target, tuple(results)
-
-
-def _run(
-    plan: Plan, device: torch.device, target: Target, settings: Settings
-) -> list[SpecResult]:
-    from .deep_gemm_jit.backend import Backend
-
-    ready = _make_ready(plan, target, settings)
-    backend = Backend(device, target, read_kernel_caches())
-    turn = Turn(meeting_folder(), first=speaks() and get_pp_group().is_first_rank)
-    results = []
-    with Progress(len(plan.weights), turn, logger.info) as progress:
-        how = {"every_row": settings.every_row, "listener": progress.called}
-        for spec, weights in plan.weights.items():
-            progress.begin(spec)
-            if ready is not None and spec in ready.plan.kernels:
-                calls, left = backend.load(spec, weights, ready, **how)
-            else:
-                calls, left = backend.run(spec, weights, **how)
-            progress.finished(spec)
-            layers = plan.layers_of(spec)
-            results.append(SpecResult(spec, layers, tuple(calls), tuple(left), target))
-        backend.finish()
-    return results
-
-
-def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None":
-    """Have kernels built apart from the library, or say why they are not."""
-    from vllm_deep_gemm_warmup.compiling.session import Session
-
-    from .deep_gemm_jit.ahead import take_over
-    from .deep_gemm_jit.entry_points import STRATEGIES
-    from .deep_gemm_jit.machine import Unplannable, read_config
-    from .deep_gemm_jit.ready import make_ready
-    from .deep_gemm_jit.work import Work
-
-    specs = [s for s in plan.weights if STRATEGIES[s.entry_point].in_deep_gemm_cache]
-    if not specs or settings.workers == 0:
-        return None
-    ready, problems = None, set()
-    try:
-        config = read_config(target, settings)
-        work = Work(logger, speaks(), envs.VLLM_ENGINE_READY_TIMEOUT_S)
-        ready = make_ready(
-            specs, config, lambda: take_over(config) or Session(config, work.heard)
-        )
-        problems = set(ready.problems)
-    # A cache that cannot be written is among them: the library makes do without.
-    except (Unplannable, OSError) as error:
-        problems.add(str(error))
-    if problems and speaks():
-        logger.info(
-            "DeepGEMM warmup (%d shapes): kernels are compiled in this process, one "
-            "after the other: %s",
-            len(specs),
-            "; ".join(sorted(problems)),
-        )
-    return ready
 
 
 def _warm_mega_moe(

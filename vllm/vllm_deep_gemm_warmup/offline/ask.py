@@ -9,9 +9,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from .. import standin
 from ..compiling.coordinator import Config
@@ -58,6 +58,24 @@ class Needs:
     max_tokens: int
     unregistered: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        machine = None if self.machine is None else self.machine.to_json()
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"machine": machine}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Inverse of `to_json`.
+
+        Raises:
+            KeyError, TypeError: a field is missing or is no field.
+
+        """
+        lists = {name: tuple(v) for name, v in value.items() if isinstance(v, list)}
+        machine = value["machine"] and Config.from_json(value["machine"])
+        return cls(**{**value, **lists, "machine": machine})
 
 
 def ask(

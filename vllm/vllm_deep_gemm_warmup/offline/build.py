@@ -26,7 +26,16 @@ from .manifest import FILE, Manifest, cubin_digest
 
 # There while a folder is not finished: what it is to become.
 BEGUN = "compile.json"
-_OURS = {BEGUN, FILE, FOLDER, "cache", "tmp", cache_care.ASIDE, RECORDED}
+_OURS = {
+    BEGUN,
+    f"tmp.{BEGUN}",
+    FILE,
+    FOLDER,
+    "cache",
+    "tmp",
+    cache_care.ASIDE,
+    RECORDED,
+}
 _VERSIONS = ("vllm", "vllm-deep-gemm-warmup", "torch", "flashinfer-python")
 
 
@@ -47,10 +56,10 @@ def main(argv: Sequence[str]) -> int:
     given, serving = read_serving(parser, argv)
     root = given.output.absolute()
     try:
-        _check_output(root, serving)
-        needs = serving.ask()
+        begun = _check_output(root, serving)
+        needs = begun or serving.ask()
         machine = machine_for(needs, root, root / FOLDER)
-        _begin(root, serving)
+        _begin(root, serving, needs)
         return _build(serving, needs, machine)
     except UsageError as error:
         print(error, file=sys.stderr)
@@ -63,34 +72,43 @@ def main(argv: Sequence[str]) -> int:
         return 130
 
 
-def _check_output(root: Path, serving: Serving) -> None:
-    """Refuse a folder with anything in it but what this very command has begun.
+def _check_output(root: Path, serving: Serving) -> Needs | None:
+    """Return what the same command has found out in this folder, if it was begun.
 
     Raises:
-        UsageError: it is one.
+        UsageError: there is anything else in the folder.
 
     """
     if not os.path.lexists(root):
-        return
+        return None
     if not root.is_dir():
         raise UsageError(f"--output ({root}): it is there and is no folder")
     names = {path.name for path in root.iterdir()}
     if not names:
-        return
+        return None
     try:
         begun = json.loads((root / BEGUN).read_text())
-    except (OSError, ValueError):
-        begun = None
-    if begun != _plain(serving) or not names <= _OURS:
-        raise UsageError(
-            f"--output ({root}): it is not empty, and not what the same command has "
-            "begun; name another folder, and join two with `pack` and `unpack`"
-        )
+        if begun["command"] == _plain(serving) and names <= _OURS:
+            same = begun["versions"] == _versions()
+            return Needs.from_json(begun["needs"]) if same else None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(
+        f"--output ({root}): it is not empty, and not what the same command has "
+        "begun; name another folder, and join two with `pack` and `unpack`"
+    )
 
 
-def _begin(root: Path, serving: Serving) -> None:
+def _begin(root: Path, serving: Serving, needs: Needs) -> None:
     root.mkdir(parents=True, exist_ok=True)
-    (root / BEGUN).write_text(json.dumps(_plain(serving)))
+    begun = {
+        "command": _plain(serving),
+        "versions": _versions(),
+        "needs": needs.to_json(),
+    }
+    temporary = root / f"tmp.{BEGUN}"
+    temporary.write_text(json.dumps(begun))
+    temporary.replace(root / BEGUN)
     # What an interrupted command was building; no other command may write here.
     shutil.rmtree(root / "tmp", ignore_errors=True)
     cache_care.mend(deep_gemm(root))
@@ -98,6 +116,10 @@ def _begin(root: Path, serving: Serving) -> None:
 
 def _plain(serving: Serving) -> Any:
     return json.loads(json.dumps(asdict(serving)))
+
+
+def _versions() -> dict[str, str]:
+    return {name: _version(name) for name in _VERSIONS}
 
 
 def _build(serving: Serving, needs: Needs, machine: Config) -> int:
@@ -140,7 +162,7 @@ def _write_manifest(
         arguments=serving.arguments,
         device=serving.device,
         target=needs.target,
-        versions={name: _version(name) for name in _VERSIONS},
+        versions=_versions(),
         library=context.library,
         compiler=context.compiler,
         variables=dict(context.variables),

@@ -80,6 +80,7 @@ def _settings(serving: Serving, kept: Path, log: Path | None) -> Settings:
     return Settings(
         model=Path(serving.model),
         device=serving.device,
+        mode="eager" if "--enforce-eager" in serving.arguments else "graphs",
         tp=ranks,
         limit=given.max_num_batched_tokens,
         keep_cache=kept,

@@ -32,7 +32,8 @@ class Lines:
 def test_lines_come_while_one_call_lasts() -> None:
     """G42: of a compiler that takes long, the caller hears nothing until it ends."""
     lines = Lines(3)
-    with Progress(10, Turn(None, first=True), lines, interval=0.01) as progress:
+    with Progress(Turn(None, first=True), lines, interval=0.01) as progress:
+        progress.expect(10)
         progress.begin(linear_spec(256, 7168))
         progress.called(SPEC, Call(64, 2.0, ("a", "b")))
         progress.finished(SPEC)
@@ -44,7 +45,7 @@ def test_lines_come_while_one_call_lasts() -> None:
 
 def test_a_warmup_that_breaks_says_no_more() -> None:
     lines = Lines(1)
-    progress = Progress(10, Turn(None, first=True), lines, interval=0.01)
+    progress = Progress(Turn(None, first=True), lines, interval=0.01)
     with pytest.raises(RuntimeError, match="driver"), progress:
         progress.begin(SPEC)
         assert lines.enough.wait(WAIT)
@@ -92,13 +93,14 @@ def test_eight_ranks_with_ten_shapes_are_heard_as_one(tmp_path: pathlib.Path) ->
     """G60: as many lines as one rank has to say, and all are that rank's."""
     lines = Lines(5)
     ranks = [
-        Progress(10, Turn(tmp_path, first=rank == 0), say_as(rank, lines), 0.02)
+        Progress(Turn(tmp_path, first=rank == 0), say_as(rank, lines), 0.02)
         for rank in range(8)
     ]
     with contextlib.ExitStack() as stack:
         # The first rank last: it speaks first all the same.
         for progress in reversed(ranks):
             stack.enter_context(progress)
+            progress.expect(10)
             progress.begin(SPEC)
         assert lines.enough.wait(WAIT)
         said = list(lines.said)

@@ -13,8 +13,9 @@ import pytest
 import torch
 from vllm.model_executor.warmup.deep_gemm_jit.backend import Backend
 from vllm.model_executor.warmup.deep_gemm_jit.kernels import Kernel, KernelPlan
-from vllm.model_executor.warmup.deep_gemm_jit.ready import Ready, describe_work
+from vllm.model_executor.warmup.deep_gemm_jit.ready import Ready
 from vllm.model_executor.warmup.deep_gemm_jit.spec import RowRange, Target
+from vllm.model_executor.warmup.deep_gemm_jit.work import describe_work
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm_deep_gemm_warmup.compiling.building import Outcome
 from vllm_deep_gemm_warmup.compiling.kernel import shape_text
@@ -134,13 +135,10 @@ def test_a_kernel_that_could_not_be_built_is_a_row_and_not_tried_again(
 
 def test_an_estimate_beyond_vllm_s_patience_warns() -> None:
     """G33: 300 kernels, a timeout of 600 s."""
-    said = describe_work({"missing": 300, "workers": 1}, 600)
-    assert said is not None
+    said = describe_work(300, 1, 600)
     line, warns = said
     assert warns
     assert "300 kernels to build, 1 at a time, about 750 s" in line
     assert "VLLM_ENGINE_READY_TIMEOUT_S" in line
-    said = describe_work({"missing": 300, "workers": 16}, 600)
-    assert said is not None
+    said = describe_work(300, 16, 600)
     assert not said[1]
-    assert describe_work({"settled": 1}, 600) is None

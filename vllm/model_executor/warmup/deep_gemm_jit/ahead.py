@@ -7,16 +7,17 @@ memory-profiling run, waits for them: the library would build the same kernels a
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
 from vllm_deep_gemm_warmup.compiling.environment import Unplannable
-from vllm_deep_gemm_warmup.compiling.session import Ended, Session
+from vllm_deep_gemm_warmup.compiling.session import Ended
 from vllm_deep_gemm_warmup.settings import read_settings
 
 from .kernels import json_of
+from .progress import Progress
 from .spec import Spec
+from .work import Work
 
 logger = logging.getLogger("vllm.deep_gemm_warmup")
 
@@ -28,18 +29,13 @@ class Ahead:
     """What has been begun for the layers of this process.
 
     Args:
-        config: For the session.
+        work: Begins with the first spec that is not there yet.
         max_tokens: Most tokens of one step.
-        listener: For the session.
 
     """
 
-    def __init__(
-        self, config: Config, max_tokens: int, listener: Callable[[Any], None]
-    ) -> None:
-        self.config, self.max_tokens = config, max_tokens
-        self._listener = listener
-        self._session: Session | None = None
+    def __init__(self, work: Work, max_tokens: int) -> None:
+        self.work, self.max_tokens = work, max_tokens
         self._waiting: Ask | None = None
         self._seen: set[Spec] = set()
         self.waited = False
@@ -62,11 +58,9 @@ class Ahead:
             if spec in self._seen:
                 continue
             self._seen.add(spec)
-            if self._session is None and find_full([spec], self.config) is not None:
-                continue
-            if self._session is None:
-                self._session = Session(self.config, self._listener)
-            self._session.add_spec(json_of(spec))
+            begun = self.work.session is not None
+            if begun or find_full([spec], self.work.config) is None:
+                self.work.begin().add_spec(json_of(spec))
 
     def flush(self) -> None:
         """Ask the kernel that came last."""
@@ -78,13 +72,9 @@ class Ahead:
         """Wait until all that is known is built, or has failed."""
         self.waited = True
         self.flush()
-        if self._session is not None and self._session.usable:
-            self._session.settle()
-
-    def take(self) -> Session | None:
-        """Hand the session over, if there is one that this process can use."""
-        session, self._session = self._session, None
-        return session if session is not None and session.usable else None
+        session = self.work.session
+        if session is not None:
+            session.settle()
 
 
 class _Process:
@@ -129,8 +119,8 @@ def wait_once() -> None:
         _give_up(error)
 
 
-def take_over(config: Config) -> Session | None:
-    """Return the session that was begun for ``config``, if any; nothing is begun now.
+def take_over(config: Config) -> Work | None:
+    """Return what was begun for ``config``, if any; nothing is begun now.
 
     A model that is constructed later, such as a drafter, is begun with again.
     """
@@ -142,11 +132,25 @@ def take_over(config: Config) -> Session | None:
     # Engine start: what is not flushed is in the warmup's own plan.
     except Exception as error:
         logger.debug("DeepGEMM warmup ahead: %s", error)
-    session = ahead.take()
-    if session is not None and ahead.config != config:
-        session.close()
+    if ahead.work.session is None or ahead.work.config != config:
+        ahead.work.close()
         return None
-    return session
+    return ahead.work
+
+
+def open_work(config: Config) -> Work:
+    """Return work that is not begun, which speaks for this rank if any does."""
+    import vllm.envs as envs
+
+    from .speaker import speaks, take_turns
+
+    return Work(
+        config,
+        Progress(take_turns(), logger.info),
+        logger,
+        speaks=speaks(),
+        timeout=envs.VLLM_ENGINE_READY_TIMEOUT_S,
+    )
 
 
 def _begin() -> Ahead:
@@ -155,23 +159,20 @@ def _begin() -> Ahead:
 
     from .backend import read_target
     from .machine import read_config
-    from .speaker import speaks
-    from .work import Work
 
     if envs.VLLM_DEEP_GEMM_WARMUP == "skip":
         raise Unplannable("the warmup is switched off")
     target = read_target(torch.device("cuda", torch.cuda.current_device()))
     config = read_config(target, read_settings())
-    work = Work(logger, speaks(), envs.VLLM_ENGINE_READY_TIMEOUT_S)
     max_tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens
-    return Ahead(config, max_tokens, work.heard)
+    return Ahead(open_work(config), max_tokens)
 
 
 def _give_up(error: Exception) -> None:
     _process.closed = True
     ahead, _process.ahead = _process.ahead, None
-    if ahead is not None and (session := ahead.take()) is not None:
-        session.close()
+    if ahead is not None:
+        ahead.work.close()
     if not isinstance(error, (Unplannable, Ended)):
         logger.debug("DeepGEMM warmup ahead: given up", exc_info=error)
 

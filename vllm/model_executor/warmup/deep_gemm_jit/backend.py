@@ -49,7 +49,7 @@ class Backend:
         self, device: torch.device, target: Target, caches: Iterable[KernelCache]
     ) -> None:
         self._device = device
-        self._target = target
+        self.target = target
         self._overlaps: dict[EntryPoint, bool] = {}
         self._caches = [CacheWatch(cache) for cache in caches]
         self._loaded: set[str] = set()
@@ -78,7 +78,7 @@ class Backend:
         """
         try:
             strategy = STRATEGIES[spec.entry_point]
-            shapes = strategy.shapes(spec, self._target, every_row=every_row)
+            shapes = strategy.shapes(spec, self.target, every_row=every_row)
         # Engine start: whatever keeps this spec from being built, the others go on.
         except Exception as error:
             return _failed(spec, error, listener), []
@@ -106,7 +106,7 @@ class Backend:
         """
         try:
             strategy = STRATEGIES[spec.entry_point]
-            shapes = strategy.shapes(spec, self._target, every_row=every_row)
+            shapes = strategy.shapes(spec, self.target, every_row=every_row)
             wanted = _by_call(
                 kernel
                 for kernel in ready.plan.kernels[spec]

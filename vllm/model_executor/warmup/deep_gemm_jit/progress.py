@@ -75,7 +75,6 @@ class Progress:
     Python's lock, and that is when a line is due.
 
     Args:
-        total: Specs to build.
         turn: Whether this process may speak.
         say: Takes a line.
         interval: Seconds between lines.
@@ -84,17 +83,16 @@ class Progress:
 
     def __init__(
         self,
-        total: int,
         turn: Turn,
         say: Callable[[str], None],
         interval: float = SECONDS_BETWEEN_LINES,
     ) -> None:
-        self._total = total
         self._turn = turn
         self._say = say
         self._interval = interval
+        self._total = 0
         self._done = 0
-        self._built = 0
+        self._built: set[str] = set()
         self._spec: Spec | None = None
         self._start = time.perf_counter()
         self._last_call = self._start
@@ -103,8 +101,20 @@ class Progress:
             target=self._run, name="deep-gemm-warmup-progress", daemon=True
         )
 
+    def start(self) -> None:
+        """Begin to speak; nothing if that was begun."""
+        if not self._thread.is_alive() and not self._over.is_set():
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Say no more; nothing if nothing was said."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._turn.give()
+
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(
@@ -113,9 +123,15 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over.set()
-        self._thread.join()
-        self._turn.give()
+        self.stop()
+
+    def expect(self, total: int) -> None:
+        """Take note that so many specs are to be done."""
+        self._total = total
+
+    def built(self, entry: str) -> None:
+        """Take note of a kernel, also of one that another process built."""
+        self._built.add(entry)
 
     def begin(self, spec: Spec) -> None:
         """Take note that ``spec`` is next."""
@@ -123,7 +139,7 @@ class Progress:
 
     def called(self, spec: Spec, call: Call) -> None:
         """Take note of a call that was made."""
-        self._built += len(call.built)
+        self._built.update(call.built)
         self._last_call = time.perf_counter()
 
     def finished(self, spec: Spec) -> None:
@@ -133,9 +149,11 @@ class Progress:
     def line(self) -> str:
         """Return how far it is."""
         now = time.perf_counter()
+        built = f"{len(self._built)} kernels built, {now - self._start:.0f} s"
+        if self._spec is None:
+            return f"DeepGEMM warmup: {built}"
         return (
-            f"DeepGEMM warmup: {self._done} of {self._total} shapes, "
-            f"{self._built} kernels built, {now - self._start:.0f} s, now "
+            f"DeepGEMM warmup: {self._done} of {self._total} shapes, {built}, now "
             f"{self._spec}, {now - self._last_call:.0f} s in this call"
         )
 

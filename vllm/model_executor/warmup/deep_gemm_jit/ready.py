@@ -8,23 +8,19 @@ waits for one that has failed. There is no collective in it.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from vllm_deep_gemm_warmup import kernel_caches
 from vllm_deep_gemm_warmup.compiling.building import Outcome
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
 from vllm_deep_gemm_warmup.compiling.locks import wait_for_group
 from vllm_deep_gemm_warmup.compiling.publish import is_whole
-from vllm_deep_gemm_warmup.compiling.session import Ended, Session
+from vllm_deep_gemm_warmup.compiling.session import Ended
 from vllm_deep_gemm_warmup.compiling.store import PlanStore
 
 from .kernels import KernelPlan, json_of, plan_from_session
 from .spec import Spec
-
-# What a kernel takes on a server's CPU: 2.1 to 2.6 s (DeepGEMM #94), none to none.
-_SECONDS_A_KERNEL = 2.5
-_Event = Mapping[str, Any]
+from .work import Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,57 +81,30 @@ def find_full(specs: Iterable[Spec], config: Config) -> Ready | None:
     return Ready(plan)
 
 
-def make_ready(
-    specs: Iterable[Spec], config: Config, open_session: Callable[[], Session]
-) -> Ready:
+def make_ready(specs: Iterable[Spec], work: Work) -> Ready:
     """Have the kernels of all specs built, each once a node, and wait for them.
 
     Args:
         specs: Of entry points whose kernels are in DeepGEMM's cache.
-        config: This process's.
-        open_session: Returns one that was begun earlier, or a new one.
+        work: This process's, which may have begun.
 
     Raises:
         OSError: No process can be started.
 
     """
     wanted = list(specs)
-    full = find_full(wanted, config)
-    if full is not None:
-        wait_for_group(config.locks, config.group)
-        return full
-    with open_session() as session:
-        problem = None
-        try:
-            for spec in wanted:
-                session.add_spec(json_of(spec))
-            session.settle()
-            session.meet()
-        except Ended as error:
-            problem = str(error)
-        plan = plan_from_session(wanted, config.context, session)
-        return Ready(plan, dict(session.outcomes), problem)
-
-
-def describe_work(event: _Event, timeout: float) -> tuple[str, bool] | None:
-    """Return what is to be logged before the first build, and whether it warns.
-
-    Args:
-        event: A session's.
-        timeout: Seconds after which vLLM gives up on an engine that is not ready.
-
-    """
-    if "missing" not in event:
-        return None
-    missing, workers = event["missing"], event["workers"]
-    seconds = _SECONDS_A_KERNEL * -(-missing // workers)
-    line = (
-        f"DeepGEMM warmup: {missing} kernels to build, {workers} at a time, about "
-        f"{seconds:.0f} s"
-    )
-    if seconds <= timeout:
-        return line, False
-    return (
-        f"{line}; vLLM gives up on an engine after {timeout:.0f} s "
-        f"(VLLM_ENGINE_READY_TIMEOUT_S): raise it, or build the cache beforehand"
-    ), True
+    if work.session is None:
+        full = find_full(wanted, work.config)
+        if full is not None:
+            wait_for_group(work.config.locks, work.config.group)
+            return full
+    session, problem = work.begin(), None
+    try:
+        for spec in wanted:
+            session.add_spec(json_of(spec))
+        session.settle()
+        session.meet()
+    except Ended as error:
+        problem = str(error)
+    plan = plan_from_session(wanted, work.config.context, session)
+    return Ready(plan, dict(session.outcomes), problem)

@@ -1,48 +1,110 @@
-"""Decides what is logged while other processes build: an estimate, then progress."""
+"""Decides when an engine's kernels are begun with, and what is said while they come."""
 
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from .ready import describe_work
+from vllm_deep_gemm_warmup.cache_keys import explain_misses
+from vllm_deep_gemm_warmup.compiling.coordinator import Config
+from vllm_deep_gemm_warmup.compiling.session import Session
+from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
 
-_SECONDS_BETWEEN_LINES = 5.0
+from .progress import Progress
+
+# What a kernel takes on a server's CPU: 2.1 to 2.6 s (DeepGEMM #94), none to none.
+_SECONDS_A_KERNEL = 2.5
 
 
 class Work:
-    """Listens to a session, in its reading thread.
+    """A session, begun when there is something to build, and heard until it ends.
 
     Args:
-        logger: Where to.
-        speaks: Whether this rank says anything.
+        config: What it is begun with.
+        progress: Says how far it is.
+        logger: For an estimate before the first build.
+        speaks: Whether this rank says it.
         timeout: Seconds after which vLLM gives up on an engine that is not ready.
 
     """
 
-    def __init__(self, logger: logging.Logger, speaks: bool, timeout: float) -> None:
+    def __init__(
+        self,
+        config: Config,
+        progress: Progress,
+        logger: logging.Logger,
+        *,
+        speaks: bool,
+        timeout: float,
+    ) -> None:
+        self.config, self.progress = config, progress
         self._logger, self._speaks, self._timeout = logger, speaks, timeout
-        self._done = 0
-        self._start = self._last = time.perf_counter()
+        self._session: Session | None = None
 
-    def heard(self, event: Mapping[str, Any]) -> None:
-        """Take in an event."""
-        if not self._speaks:
-            return
-        said = describe_work(event, self._timeout)
-        if said is not None:
-            line, warns = said
-            self._logger.log(logging.WARNING if warns else logging.INFO, line)
+    @property
+    def session(self) -> Session | None:
+        """What was begun, if this process can use it."""
+        begun = self._session
+        return begun if begun is not None and begun.usable else None
+
+    def begin(self) -> Session:
+        """Return the session; it is begun now if it was not.
+
+        Raises:
+            OSError: no process can be started, or the cache cannot be written.
+
+        """
+        if self._session is None:
+            self._session = Session(self.config, self._heard)
+            self.progress.start()
+        return self._session
+
+    def close(self) -> None:
+        """End the session and its lines; both may have ended."""
+        session, self._session = self._session, None
+        if session is not None and session.usable:
+            session.close()
+        self.progress.stop()
+
+    def _heard(self, event: Mapping[str, Any]) -> None:
+        """Take in an event of the session, in its reading thread."""
         if "kernel" in event and event["kernel"]["built"]:
-            self._done += 1
-            self._say()
-
-    def _say(self) -> None:
-        now = time.perf_counter()
-        if now - self._last >= _SECONDS_BETWEEN_LINES:
-            self._last = now
-            self._logger.info(
-                "DeepGEMM warmup: %d kernels built, %.0f s",
-                self._done,
-                now - self._start,
+            self.progress.built(event["kernel"]["entry"])
+        if "missing" in event and self._speaks:
+            for miss in self._misses():
+                self._logger.warning(miss)
+            line, late = describe_work(
+                event["missing"], event["workers"], self._timeout
             )
+            self._logger.log(logging.WARNING if late else logging.INFO, line)
+
+    def _misses(self) -> list[str]:
+        if self._session is None:
+            return []
+        plans = [p for p in self._session.plans.values() if not isinstance(p, str)]
+        return explain_misses(
+            (kernel for plan in plans for kernel in plan),
+            deep_gemm(self.config.root),
+            self.config.context.sm_count,
+        )
+
+
+def describe_work(missing: int, workers: int, timeout: float) -> tuple[str, bool]:
+    """Return the estimate before the first build, and whether it warns.
+
+    Args:
+        missing: Kernels to build.
+        workers: Compilers at a time.
+        timeout: Seconds after which vLLM gives up on an engine that is not ready.
+
+    """
+    seconds = _SECONDS_A_KERNEL * -(-missing // workers)
+    line = (
+        f"DeepGEMM warmup: {missing} kernels to build, {workers} at a time, about "
+        f"{seconds:.0f} s"
+    )
+    if seconds <= timeout:
+        return line, False
+    return (
+        f"{line}; vLLM gives up on an engine after {timeout:.0f} s "
+        f"(VLLM_ENGINE_READY_TIMEOUT_S): raise it, or build the cache beforehand"
+    ), True

@@ -1,0 +1,232 @@
+"""What is built without a GPU and weights is what an engine of them asks for."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_deep_gemm_warmup import standin
+from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
+from vllm_deep_gemm_warmup.offline import build
+from vllm_deep_gemm_warmup.offline.ask import Needs, ask
+from vllm_deep_gemm_warmup.offline.manifest import Manifest
+from vllm_deep_gemm_warmup.proof import environment, fake_nvcc, run, server
+from vllm_deep_gemm_warmup.proof.settings import Settings
+
+from .runs import MODELS
+
+SMALL = MODELS / "qwen3-0.6b-fp8"
+TWO = ("--tensor-parallel-size", "2")
+Verb = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def environ() -> Mapping[str, str]:
+    """The environment of a machine without a GPU."""
+    return standin.without(os.environ)
+
+
+@pytest.fixture(scope="module")
+def needs(environ: Mapping[str, str]) -> Needs:
+    """Of two tensor-parallel ranks."""
+    return ask(str(SMALL), TWO, "h100", environ)
+
+
+@pytest.fixture
+def verb(environ: Mapping[str, str], tmp_path: Path) -> Verb:
+    """Run a verb of the command with the declared fake compiler."""
+    fake_nvcc.install(tmp_path / "cuda" / "bin")
+    given = {**environ, "CUDA_HOME": str(tmp_path / "cuda")}
+
+    def call(*words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "vllm_deep_gemm_warmup.cli", *map(str, words)],
+            env=given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return call
+
+
+def shapes(needs: Needs) -> set[tuple[int, int, int, int]]:
+    return {
+        (spec["n"], spec["k"], spec["rows"]["first"], spec["rows"]["last"])
+        for spec in needs.specs
+    }
+
+
+def test_config_json_is_enough(needs: Needs) -> None:
+    """G45: every shape of one of two ranks, for hosts with and without an nvcc."""
+    gemms = {(2048, 1024), (1024, 1024), (3072, 1024), (1024, 1536)}
+    assert shapes(needs) == {(n, k, r, 8192) for n, k in gemms for r in (1, 32)}
+    assert len(needs.elsewhere) == 4
+    assert needs.target == "sm90-132sm"
+    assert needs.unregistered == ()
+    assert Needs.from_json(json.loads(json.dumps(needs.to_json()))) == needs
+
+
+def begin(folder: Path, needs: Needs) -> tuple[str, ...]:
+    """Leave a folder as a `compile` that was killed before its first build."""
+    serving = build.Serving(str(SMALL), "h100", TWO)
+    build._begin(folder, serving, needs)
+    return (str(SMALL), "--output", str(folder), *TWO)
+
+
+def test_compile_builds_all_goes_on_and_says_what_it_did(
+    needs: Needs, verb: Verb, tmp_path: Path
+) -> None:
+    command = begin(tmp_path / "out", needs)
+    done = verb("compile", *command)
+    assert done.returncode == 0, done.stderr
+    manifest = Manifest.read(tmp_path / "out")
+    assert list(manifest.problems(tmp_path / "out")) == []
+    assert set(manifest.kernels) == deep_gemm(tmp_path / "out").entries()
+    assert len(manifest.kernels) > 50
+    assert manifest.arguments == TWO
+    # Damaged since, and built again by the same command.
+    lost = sorted(manifest.kernels)[0]
+    (tmp_path / "out" / "cache" / lost / "kernel.cubin").write_bytes(b"")
+    done = verb("compile", *command)
+    assert "1 built now, 0 problems" in done.stdout
+    assert verb("status", tmp_path / "out").returncode == 0
+    # Another model does not come into the same folder.
+    done = verb("compile", MODELS / "qwen3-8b-fp8", "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert "not empty" in done.stderr
+
+
+def test_what_cannot_be_compiled_is_one_line_and_nothing_is_written(
+    verb: Verb, tmp_path: Path
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "notes").write_text("mine")
+    for words in (
+        (SMALL, "--output", tmp_path / "out", "--device", "h900"),
+        (SMALL, "--output", tmp_path / "out", "--no-such-option"),
+        (SMALL, "--output", full),
+    ):
+        done = verb("compile", *words)
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in full.iterdir()] == ["notes"]
+
+
+@pytest.mark.slow
+def test_a_model_without_block_fp8_is_refused(verb: Verb, tmp_path: Path) -> None:
+    config = json.loads((SMALL / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    done = verb("compile", tmp_path / "model", "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert "no layer has block-FP8 weights" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def processes_of(leader: int) -> list[int]:
+    """The leader and every process that descends from it."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(path.parent.name)] = int(words[1])
+    found = [leader]
+    for process in found:
+        found += [child for child, parent in parents.items() if parent == process]
+    return found
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_same_command_goes_on(
+    needs: Needs, environ: Mapping[str, str], verb: Verb, tmp_path: Path
+) -> None:
+    """50 times, whichever process it is; what is left is whole."""
+    fake_nvcc.install(tmp_path / "cuda" / "bin")
+    given = {**environ, "CUDA_HOME": str(tmp_path / "cuda")}
+    command = begin(tmp_path / "out", needs)
+    words = [sys.executable, "-m", "vllm_deep_gemm_warmup.cli", "compile", *command]
+    chance = random.Random(4)
+    for _ in range(50):
+        with subprocess.Popen(words, env=given, stderr=subprocess.DEVNULL) as child:
+            time.sleep(chance.uniform(0, 4))
+            victim = chance.choice(processes_of(child.pid))
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        states = dict(deep_gemm(tmp_path / "out").judge_all())
+        assert {state.value for state in states.values()} <= {"whole"}
+    done = verb("compile", *command)
+    assert done.returncode == 0, done.stderr
+    assert list(Manifest.read(tmp_path / "out").problems(tmp_path / "out")) == []
+
+
+def planned_by_an_engine(
+    environ: Mapping[str, str], folder: Path, tp: int, caches: Path
+) -> list[dict[str, Any]]:
+    """The specs of a real start's report."""
+    settings = Settings(
+        SMALL, kernel="deep_gemm", nvcc="fake", tp=tp, other_caches=caches
+    )
+    where = environment.caches(settings, folder)
+    given = environment.server_environment(settings, where, environ)
+    port = server.free_port()
+    command = run.serve_command(settings, port)
+    with server.running(command, given, port, folder / "log", 1200):
+        report: dict[str, Any] = json.loads(where.report.read_text())
+    return list(report["specs"])
+
+
+def texts(specs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> set[str]:
+    return {json.dumps([spec[name] for name in names]) for spec in specs}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
+def test_an_engine_plans_the_same(
+    environ: Mapping[str, str], tmp_path: Path, tp: int
+) -> None:
+    """DeepGEMM alone, so that the engine's host does not matter."""
+    given = {**environ, "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
+    arguments = ("--tensor-parallel-size", str(tp))
+    found = ask(str(SMALL), arguments, "h100", given, every_rank=True)
+    engine = planned_by_an_engine(given, tmp_path, tp, tmp_path / "caches")
+    names = sorted(found.specs[0])
+    assert texts(found.specs, names) == texts(engine, names)
+    assert found.ranks == 2 * tp
+
+
+@pytest.mark.slow
+def test_ranks_that_are_not_asked_are_alike(environ: Mapping[str, str]) -> None:
+    """Stages, and experts that do not divide: 128 of three ranks."""
+    model = str(MODELS / "qwen3-30b-a3b-fp8")
+    arguments = (
+        "--data-parallel-size=3",
+        "--enable-expert-parallel",
+        "--moe-backend=deep_gemm",
+    )
+    found = ask(model, arguments, "h100", environ)
+    every = ask(model, arguments, "h100", environ, every_rank=True)
+    assert (found.ranks, every.ranks) == (4, 6)
+    assert dataclasses.replace(every, ranks=4, specs=()) == dataclasses.replace(
+        found, specs=()
+    )
+    assert texts(found.specs, ["n", "k", "groups", "rows"]) == texts(
+        every.specs, ["n", "k", "groups", "rows"]
+    )
+    assert {spec["groups"] for spec in found.specs} == {1, 42, 43}

@@ -1,0 +1,128 @@
+"""Decides how a plan's kernels come to be: built beside the engine, then loaded."""
+
+import torch
+from vllm.logger import init_logger
+from vllm_deep_gemm_warmup.compiling.environment import Unplannable
+from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
+from vllm_deep_gemm_warmup.settings import Settings
+
+from . import ahead
+from .backend import Backend
+from .entry_points import STRATEGIES
+from .machine import read_config
+from .plan import Plan
+from .progress import Progress
+from .ready import Ready, make_ready
+from .report.values import SpecResult
+from .speaker import speaks, take_turns
+from .spec import Spec, Target
+from .work import Work
+
+logger = init_logger(__name__)
+
+
+def build(
+    plan: Plan, device: torch.device, target: Target, settings: Settings
+) -> list[SpecResult]:
+    """Have every kernel of ``plan`` built and loaded; return what became of each spec.
+
+    Args:
+        plan: What to build.
+        device: The CUDA device in use.
+        target: What the kernels are for, which is what DeepGEMM uses now.
+        settings: The operator's.
+
+    Raises:
+        RuntimeError: A kernel that was called has failed on the device.
+
+    """
+    specs = [s for s in plan.specs if STRATEGIES[s.entry_point].in_deep_gemm_cache]
+    work = _work(specs, target, settings)
+    progress = work.progress if work else Progress(take_turns(), logger.info)
+    with progress:
+        try:
+            ready = _make_ready(specs, work) if work else None
+            return _load(
+                plan,
+                ready,
+                Backend(device, target, read_kernel_caches()),
+                progress,
+                settings,
+            )
+        finally:
+            if work is not None:
+                work.close()
+
+
+def _work(specs: list[Spec], target: Target, settings: Settings) -> Work | None:
+    """Return who builds apart from the library, begun or not; None: nobody can."""
+    if not specs or settings.workers == 0:
+        return None
+    try:
+        config = read_config(target, settings)
+        return ahead.take_over(config) or ahead.open_work(config)
+    except (Unplannable, OSError) as error:
+        _say_in_process(len(specs), {str(error)})
+        return None
+
+
+def _make_ready(specs: list[Spec], work: Work) -> Ready | None:
+    try:
+        ready = make_ready(specs, work)
+    # A cache that cannot be written is among them: the library makes do without.
+    except OSError as error:
+        _say_in_process(len(specs), {str(error)})
+        return None
+    if ready.problems:
+        _say_in_process(len(specs), set(ready.problems))
+    return ready
+
+
+def _say_in_process(shapes: int, problems: set[str]) -> None:
+    if speaks():
+        logger.info(
+            "DeepGEMM warmup (%d shapes): kernels are compiled in this process, one "
+            "after the other: %s",
+            shapes,
+            "; ".join(sorted(problems)),
+        )
+
+
+def _load(
+    plan: Plan,
+    ready: Ready | None,
+    backend: Backend,
+    progress: Progress,
+    settings: Settings,
+) -> list[SpecResult]:
+    progress.expect(len(plan.weights))
+    results = []
+    for spec, weights in plan.weights.items():
+        progress.begin(spec)
+        if ready is not None and spec in ready.plan.kernels:
+            calls, left = backend.load(
+                spec,
+                weights,
+                ready,
+                every_row=settings.every_row,
+                listener=progress.called,
+            )
+        else:
+            calls, left = backend.run(
+                spec,
+                weights,
+                every_row=settings.every_row,
+                listener=progress.called,
+            )
+        progress.finished(spec)
+        results.append(
+            SpecResult(
+                spec,
+                plan.layers_of(spec),
+                tuple(calls),
+                tuple(left),
+                backend.target,
+            )
+        )
+    backend.finish()
+    return results
