@@ -21,13 +21,19 @@ from vllm_deep_gemm_warmup import cache_care, cache_place, kernel_caches, toolch
 from vllm_deep_gemm_warmup.compiling.environment import compiler_text
 from vllm_deep_gemm_warmup.toolchain import recorded
 
+
+def put_file_in_place_of(entry: Path) -> None:
+    shutil.rmtree(entry)
+    entry.write_text("")
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "none": lambda entry: None,
     "no marker": lambda entry: (entry / ".committed").unlink(),
     "no kernel": lambda entry: (entry / "kernel.cubin").unlink(),
     "empty kernel": lambda entry: (entry / "kernel.cubin").write_bytes(b""),
     "no entry": shutil.rmtree,
-    "a file": lambda entry: [shutil.rmtree(entry), entry.write_text("")],
+    "a file": put_file_in_place_of,
 }
 
 
