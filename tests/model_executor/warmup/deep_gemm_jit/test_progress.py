@@ -43,6 +43,19 @@ def test_lines_come_while_one_call_lasts() -> None:
     assert "now fp8_gemm_nt N=576 K=7168" in lines.said[-1]
 
 
+def test_other_processes_find_kernels_then_build_them() -> None:
+    """What they build is there before the first call is made here."""
+    progress = Progress(Turn(None, first=True), lambda line: None)
+    assert "finding out which kernels are needed" in progress.line()
+    progress.found()
+    assert progress.line().startswith("DeepGEMM warmup: 0 kernels built, ")
+    progress.built("a")
+    progress.built("b")
+    progress.begin(SPEC)
+    progress.called(SPEC, Call(64, 0.1, ("a", "b")))
+    assert "0 of 0 shapes, 2 kernels built" in progress.line()
+
+
 def test_a_warmup_that_breaks_says_no_more() -> None:
     lines = Lines(1)
     progress = Progress(Turn(None, first=True), lines, interval=0.01)

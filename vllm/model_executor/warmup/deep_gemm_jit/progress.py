@@ -92,6 +92,7 @@ class Progress:
         self._interval = interval
         self._total = 0
         self._done = 0
+        self._known = False
         self._built: set[str] = set()
         self._spec: Spec | None = None
         self._start = time.perf_counter()
@@ -129,8 +130,13 @@ class Progress:
         """Take note that so many specs are to be done."""
         self._total = total
 
+    def found(self) -> None:
+        """Take note that it is known what is to be built."""
+        self._known = True
+
     def built(self, entry: str) -> None:
         """Take note of a kernel, also of one that another process built."""
+        self._known = True
         self._built.add(entry)
 
     def begin(self, spec: Spec) -> None:
@@ -150,6 +156,11 @@ class Progress:
         """Return how far it is."""
         now = time.perf_counter()
         built = f"{len(self._built)} kernels built, {now - self._start:.0f} s"
+        if self._spec is None and not self._known:
+            return (
+                "DeepGEMM warmup: finding out which kernels are needed, "
+                f"{now - self._start:.0f} s"
+            )
         if self._spec is None:
             return f"DeepGEMM warmup: {built}"
         return (

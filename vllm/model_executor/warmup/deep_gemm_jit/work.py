@@ -69,7 +69,10 @@ class Work:
         """Take in an event of the session, in its reading thread."""
         if "kernel" in event and event["kernel"]["built"]:
             self.progress.built(event["kernel"]["entry"])
-        if "missing" in event and self._speaks:
+        if "missing" not in event:
+            return
+        self.progress.found()
+        if self._speaks:
             for miss in self._misses():
                 self._logger.warning(miss)
             line, late = describe_work(
