@@ -57,4 +57,10 @@ def test_planning_and_reporting_start_no_device() -> None:
         and not node.level
         and (node.module or "").split(".")[0] == "vllm"
     }
-    assert talking == {"backend.py", "entry_points", "monitor.py"}
+    assert talking == {
+        "backend.py",
+        "build.py",
+        "entry_points",
+        "monitor.py",
+        "sm_counts.py",
+    }

@@ -43,6 +43,9 @@ _PROBLEMS_SHOWN = 8
 def deep_gemm_warmup(model: torch.nn.Module, max_tokens: int) -> None:
     """Build every DeepGEMM kernel that serving ``model`` will need.
 
+    Not called in mode ``skip``. ``enable_jit_warmup=False`` is another switch, which
+    ``--enforce-eager`` sets: without graphs this warmup is needed the most.
+
     Args:
         model: Its weights are loaded.
         max_tokens: Most tokens of one step (``max_num_batched_tokens``).

@@ -2,10 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from vllm.config import VllmConfig
 
 from . import engine
 from .adapters import adapt
@@ -17,6 +16,9 @@ from .provider import (
     Weights,
 )
 from .spec import Spec
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 # A kernel lies at quant_method, scheme, or in an object that one of them holds
 # (INC wraps Fp8LinearMethod): three steps reach all of them.
@@ -87,7 +89,7 @@ class Plan:
 
     outcomes: tuple[Outcome, ...]
     weights: Mapping[Spec, Weights | None]
-    config: VllmConfig | None = None
+    config: "VllmConfig | None" = None
 
     @property
     def specs(self) -> tuple[Spec, ...]:
