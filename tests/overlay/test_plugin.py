@@ -108,8 +108,9 @@ def test_settings_are_declared_to_vllm_and_are_no_compile_factor(engine: Any) ->
         "print({f() for f in envs.environment_variables.values()})"
     )
     out = engine.run(code, VLLM_DEEP_GEMM_WARMUP_REPORT="/tmp/x")
-    names = ["OVERLAY", "WARMUP_REPORT", "WARMUP_STRICT"]
-    declared = [f"VLLM_DEEP_GEMM_{name}" for name in names]
+    names = ["NVCC_TIMEOUT_S", "REPORT", "STRICT", "WORKERS"]
+    warmup = [f"VLLM_DEEP_GEMM_WARMUP_{name}" for name in names]
+    declared = ["VLLM_DEEP_GEMM_OVERLAY", *warmup]
     assert out.splitlines() == [str([*declared, "VLLM_PORT"]), "{None}"]
 
 

@@ -51,6 +51,7 @@ def start(folder: pathlib.Path, rank: int, ranks: int, sizes: list[int]) -> Any:
     """Start one rank and return what is to be printed."""
     log = Log()
     logging.getLogger("vllm").addHandler(log)
+    logging.getLogger("vllm").setLevel(logging.INFO)
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     with one_rank(folder, rank, ranks) as config:

@@ -24,6 +24,7 @@ from vllm_deep_gemm_warmup.compiling.store import Context
 from ...real_layers import FP8, load
 from .specs import linear_spec
 
+GEMM = "fp8_gemm_nt"
 APART = "compiled in this process"
 Warm = Callable[[torch.nn.Module], dict[str, Any]]
 
@@ -39,13 +40,13 @@ def warm(
     report = tmp_path / "report.json"
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_WORKERS", "2")
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_REPORT", str(report))
-    # The kernels of FlashInfer are another matter.
-    monkeypatch.setenv("VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER", "0")
 
     def warm(model: torch.nn.Module) -> dict[str, Any]:
         caplog_vllm.clear()
         deep_gemm_warmup(model, 1000)
         found: dict[str, Any] = json.loads(report.read_text())
+        # The fake nvcc cannot build FlashInfer's module, where that is chosen.
+        found["specs"] = [s for s in found["specs"] if s["entry_point"] == GEMM]
         return found
 
     return warm
@@ -65,7 +66,7 @@ def test_a_cold_cache_is_filled_apart_and_a_full_one_needs_no_process(
     assert built >= 10
     assert f"{built} kernels to build, 2 at a time" in said
     assert APART not in said
-    assert cold["kernels"]["failed"] == 0
+    assert [spec["failed"] for spec in cold["specs"]] == [[]] * len(cold["specs"])
     # Of two layouts of a scale the second has its transpose alone.
     for spec in cold["specs"]:
         assert 0 < spec["calls"] <= len(spec["built"])
@@ -73,7 +74,8 @@ def test_a_cold_cache_is_filled_apart_and_a_full_one_needs_no_process(
     # No process could be started.
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     full = warm(model)
-    assert full["kernels"] == {"built": 0, "failed": 0}
+    assert full["kernels"]["built"] == 0
+    assert [spec["failed"] for spec in full["specs"]] == [[]] * len(full["specs"])
     assert [s["calls"] for s in full["specs"]] == [s["calls"] for s in cold["specs"]]
     assert APART not in caplog_vllm.text
     assert "0 kernels built, all were there" in caplog_vllm.text
@@ -99,7 +101,7 @@ def test_without_a_c_compiler_the_library_compiles_by_itself(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     report = warm(torch.nn.ModuleList([load(linear(448, 896, FP8))]))
     assert report["kernels"]["built"] >= 5
-    assert report["kernels"]["failed"] == 0
+    assert [spec["failed"] for spec in report["specs"]] == [[]]
     (line,) = {line for line in caplog_vllm.messages if APART in line}
     assert "no C compiler (cc) on PATH" in line
 
