@@ -21,13 +21,20 @@ from vllm_deep_gemm_warmup import cache_care, cache_place, kernel_caches, toolch
 from vllm_deep_gemm_warmup.compiling.environment import compiler_text
 from vllm_deep_gemm_warmup.toolchain import recorded
 
+
+def become_file(entry: Path) -> None:
+    """Leave an empty file in its place."""
+    shutil.rmtree(entry)
+    entry.write_text("")
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "none": lambda entry: None,
     "no marker": lambda entry: (entry / ".committed").unlink(),
     "no kernel": lambda entry: (entry / "kernel.cubin").unlink(),
     "empty kernel": lambda entry: (entry / "kernel.cubin").write_bytes(b""),
     "no entry": shutil.rmtree,
-    "a file": lambda entry: (shutil.rmtree(entry), entry.write_text("")),
+    "a file": become_file,
 }
 
 
