@@ -68,7 +68,9 @@ def shapes(needs: Needs) -> set[tuple[int, int, int, int]]:
 def test_config_json_is_enough(needs: Needs) -> None:
     """G45: every shape of one of two ranks, for hosts with and without an nvcc."""
     gemms = {(2048, 1024), (1024, 1024), (3072, 1024), (1024, 1536)}
-    assert shapes(needs) == {(n, k, r, 8192) for n, k in gemms for r in (1, 32)}
+    # One row alone: its scale has another layout where SiLU is fused with it.
+    rows = {(1, 8192), (32, 8192), (1, 1)}
+    assert shapes(needs) == {(*gemm, *span) for gemm in gemms for span in rows}
     assert len(needs.elsewhere) == 4
     assert needs.target == "sm90-132sm"
     assert needs.unregistered == ()
@@ -91,7 +93,8 @@ def test_compile_builds_all_goes_on_and_says_what_it_did(
     manifest = Manifest.read(tmp_path / "out")
     assert list(manifest.problems(tmp_path / "out")) == []
     assert set(manifest.kernels) == deep_gemm(tmp_path / "out").entries()
-    assert len(manifest.kernels) > 50
+    kinds = {entry.partition(".")[0] for entry in manifest.kernels}
+    assert kinds == {"sm90_fp8_gemm_1d2d", "transpose_fp32"}
     assert manifest.arguments == TWO
     # Damaged since, and built again by the same command.
     lost = sorted(manifest.kernels)[0]
@@ -113,7 +116,6 @@ def test_what_cannot_be_compiled_is_one_line_and_nothing_is_written(
     (full / "notes").write_text("mine")
     for words in (
         (SMALL, "--output", tmp_path / "out", "--device", "h900"),
-        (SMALL, "--output", tmp_path / "out", "--no-such-option"),
         (SMALL, "--output", full),
     ):
         done = verb("compile", *words)
@@ -125,7 +127,7 @@ def test_what_cannot_be_compiled_is_one_line_and_nothing_is_written(
 
 
 @pytest.mark.slow
-def test_a_model_without_block_fp8_is_refused(verb: Verb, tmp_path: Path) -> None:
+def test_a_model_without_block_fp8_and_bad_arguments_are_refused(verb: Verb, tmp_path: Path) -> None:
     config = json.loads((SMALL / "config.json").read_text())
     del config["quantization_config"]
     (tmp_path / "model").mkdir()
@@ -133,6 +135,10 @@ def test_a_model_without_block_fp8_is_refused(verb: Verb, tmp_path: Path) -> Non
     done = verb("compile", tmp_path / "model", "--output", tmp_path / "out")
     assert done.returncode == 2
     assert "no layer has block-FP8 weights" in done.stderr.splitlines()[-1]
+    done = verb("compile", SMALL, "--output", tmp_path / "out", "--no-such-option")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --no-such-option" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -22,7 +22,8 @@ from vllm_deep_gemm_warmup.compiling.environment import compiler_text
 from vllm_deep_gemm_warmup.toolchain import recorded
 
 
-def put_file_in_place_of(entry: Path) -> None:
+def become_file(entry: Path) -> None:
+    """Leave an empty file in its place."""
     shutil.rmtree(entry)
     entry.write_text("")
 
@@ -33,7 +34,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "no kernel": lambda entry: (entry / "kernel.cubin").unlink(),
     "empty kernel": lambda entry: (entry / "kernel.cubin").write_bytes(b""),
     "no entry": shutil.rmtree,
-    "a file": put_file_in_place_of,
+    "a file": become_file,
 }
 
 

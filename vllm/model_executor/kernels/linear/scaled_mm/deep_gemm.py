@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import vllm.envs as envs
-from vllm.config import get_current_vllm_config
+from vllm.config import CompilationMode, get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
 from vllm.model_executor.layers.quantization.utils.fp8_utils import (
@@ -60,6 +60,7 @@ __all__ = ["DeepGemmFp8BlockScaledMMKernel", "fp8_gemm_nt"]
 logger = init_logger(__name__)
 
 _BLOCK_SHAPE = (128, 128)
+_ALIGNED = ScaleLayout.COLUMN_MAJOR_TMA_ALIGNED
 
 
 def shape_problem(shape: tuple[int, int]) -> str | None:
@@ -99,6 +100,11 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         )
         self._quant_enabled = self.quant_fp8.enabled()
         self._jit_config = read_jit_config(get_current_vllm_config())
+        compilation = get_current_vllm_config().compilation_config
+        self._activation_fused = (
+            compilation.mode == CompilationMode.VLLM_COMPILE
+            and compilation.pass_config.fuse_act_quant
+        )
         ahead.announce(self.specs_before_loading)
 
     @classmethod
@@ -265,6 +271,12 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             (EntryPoint.FP8_GEMM_NT, RowRange(first, max_tokens), layout)
             for layout in self._activation_scale_layouts()
         ]
+        if self._activation_fused and calls[0][2] is _ALIGNED:
+            # The operator that the compiler fuses with SiLU knows no alignment
+            # (act_quant_fusion.py of the base). For one row alone that is another
+            # layout, which DeepGEMM changes by a kernel of its own.
+            one = (EntryPoint.FP8_GEMM_NT, RowRange(1, 1), ScaleLayout.COLUMN_MAJOR)
+            calls.append(one)
         if first > 1:
             few = RowRange(1, min(first - 1, max_tokens))
             entry_point = EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM
