@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,47 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
+class Gate:
+    """Compilers that wait until every session knows how much there is to build.
+
+    Only then is it one moment: a session that is late finds what others have built.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "open"
+        self.line = f"while [ ! -e {self._file} ]; do sleep 0.02; done"
+
+    def settle(self, config: Config, count: int, wanted: list[str]) -> list[Session]:
+        """Return so many sessions, all of which have had ``wanted`` built."""
+        heard: list[int] = [0] * count
+
+        def listen(number: int) -> Callable[[Mapping[str, object]], None]:
+            def hear(event: Mapping[str, object]) -> None:
+                missing = event.get("missing", 0)
+                assert isinstance(missing, int)
+                heard[number] = max(heard[number], missing)
+
+            return hear
+
+        sessions = [Session(config, listen(number)) for number in range(count)]
+        for session in sessions:
+            for name in wanted:
+                session.add_kernel(make_kernel(name))
+        waiting = [threading.Thread(target=session.settle) for session in sessions]
+        for thread in waiting:
+            thread.start()
+        wait_for(lambda: heard == [len(wanted)] * count, 60.0)
+        self._file.touch()
+        for thread in waiting:
+            thread.join()
+        return sessions
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
 def test_entries_are_whole_and_nothing_else_is_left(config: Make) -> None:
     made = config()
     outcomes = run(made, names(3))
@@ -58,16 +99,10 @@ def test_what_is_there_is_not_built_again(config: Make, compiled: Compiled) -> N
 
 
 def test_eight_processes_build_each_kernel_once(
-    config: Make, compiled: Compiled
+    config: Make, compiled: Compiled, gate: Gate
 ) -> None:
     """G49, G50, G52: one folder, one moment."""
-    made = config("sleep 0.2")
-    sessions = [Session(made) for _ in range(8)]
-    for session in sessions:
-        for name in names(10):
-            session.add_kernel(make_kernel(name))
-    for session in sessions:
-        session.settle()
+    for session in gate.settle(config(gate.line), 8, names(10)):
         assert len(session.outcomes) == 10
         assert all(outcome.built for outcome in session.outcomes.values())
         session.close()
@@ -91,20 +126,17 @@ def test_a_full_cpu_share_is_used_and_no_more(config: Make, tmp_path: Path) -> N
 
 
 def test_a_kernel_that_fails_is_named_and_the_others_are_built(
-    config: Make, compiled: Compiled
+    config: Make, compiled: Compiled, gate: Gate
 ) -> None:
     """G26: the compiler ends with 1 for one kernel."""
-    made = config('if [ $name = k1 ]; then echo "no such type" >&2; false; fi')
-    with Session(made) as one, Session(made) as two:
-        for session in (one, two):
-            for name in names(3):
-                session.add_kernel(make_kernel(name))
-        for session in (one, two):
-            session.settle()
-            failure = session.outcomes["gemm.k1"].failure
-            assert failure is not None
-            assert "no such type" in failure
-            assert session.outcomes["gemm.k2"].built
+    fails = 'if [ $name = k1 ]; then echo "no such type" >&2; false; fi'
+    made = config(f"{gate.line}; {fails}")
+    for session in gate.settle(made, 2, names(3)):
+        failure = session.outcomes["gemm.k1"].failure
+        assert failure is not None
+        assert "no such type" in failure
+        assert session.outcomes["gemm.k2"].built
+        session.close()
     assert sorted(compiled()) == names(3)
     # Another start tries again.
     assert "no such type" in (run(made, ["k1"])["k1"].failure or "")

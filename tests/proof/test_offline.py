@@ -127,7 +127,9 @@ def test_what_cannot_be_compiled_is_one_line_and_nothing_is_written(
 
 
 @pytest.mark.slow
-def test_a_model_without_block_fp8_and_bad_arguments_are_refused(verb: Verb, tmp_path: Path) -> None:
+def test_a_model_without_block_fp8_and_bad_arguments_are_refused(
+    verb: Verb, tmp_path: Path
+) -> None:
     config = json.loads((SMALL / "config.json").read_text())
     del config["quantization_config"]
     (tmp_path / "model").mkdir()
