@@ -1,5 +1,6 @@
 """What a warmup takes and touches: little memory, no forward, no other rank."""
 
+import gc
 import logging
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_gib_free(device: torch.device) -> Iterator[None]:
     """Let PyTorch take one GiB more than the experts' weights, which take one."""
+    # What tests before this one left.
+    gc.collect()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
     resident = torch.cuda.memory_reserved(device)
