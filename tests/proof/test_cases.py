@@ -57,10 +57,31 @@ def test_a_case_is_one_row_with_both_sides(
 
     *_, one, two = capsys.readouterr().out.splitlines()
     assert one == (
-        f"| linear layers | 5 | 42 / {late} | `one --device=h100 --mode=eager "
+        f"| linear layers | 5 | {late} | `one --device=h100 --mode=eager "
         "--runner=v2 --kernel=deep_gemm --tp=2 -- --moe-backend=deep_gemm` |"
     )
     assert two == "| green contexts | | | vLLM uses none |"
+
+
+def test_a_case_can_count_some_kernels_of_a_run_that_is_run_once(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice = TWO.replace("green contexts", "the fourth").replace(
+        'reason = "vLLM uses none"', TWO.split("\n")[3] + "\nkernels = '^[34]$'"
+    )
+    file.write_text(twice)
+    (first, second) = cases.load(file)
+    assert first.settings == second.settings
+    assert first.settings is not None
+    ours = replace(first.settings, nvcc="fake")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(row(replace(ours, stock=True), 5) + row(ours, 0))
+
+    assert run.main(["--cases", str(file), f"--rows={rows}"]) == 0
+
+    *_, one, two = capsys.readouterr().out.splitlines()
+    assert one.startswith("| linear layers | 5 | 0 |")
+    assert two.startswith("| the fourth | 2 | 0 |")
 
 
 @pytest.mark.parametrize(

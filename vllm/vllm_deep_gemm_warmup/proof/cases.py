@@ -1,6 +1,7 @@
 """Decides what the table of entry points holds: one row a way into DeepGEMM."""
 
 import argparse
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,19 +21,23 @@ class Case:
         name: What is called, or when.
         settings: The run, as ours; None where ``reason`` says why there is none.
         reason: Why no server shows it.
+        kernels: Of the run's kernels those are counted whose text this expression
+            finds; "": all, FlashInfer's among them.
 
     """
 
     name: str
     settings: Settings | None
     reason: str = ""
+    kernels: str = ""
 
 
 def load(path: Path) -> list[Case]:
     """Return the cases of a TOML file, whose model folders lie beside it.
 
     Each ``[[case]]`` has a ``name`` and either ``prove``, the arguments of
-    `vllm-deep-gemm prove`, or the ``reason`` why there is no run.
+    `vllm-deep-gemm prove`, in which ``{models}`` is that folder, or the ``reason`` why
+    there is no run; with ``prove`` it can have ``kernels``, see ``Case``.
 
     Raises:
         UsageError: the file cannot be read, or a case is not of this form.
@@ -50,21 +55,17 @@ def load(path: Path) -> list[Case]:
 def _case(folder: Path, case: Mapping[str, Any]) -> Case:
     if "reason" in case:
         return Case(case["name"], None, case["reason"])
-    model, *options = case["prove"]
-    return Case(case["name"], parse([str(folder / model), *options]))
+    model, *options = (word.replace("{models}", str(folder)) for word in case["prove"])
+    settings = parse([str(folder / model), *options])
+    return Case(case["name"], settings, kernels=case.get("kernels", ""))
 
 
-def _late(row: Row) -> str:
+def _late(row: Row, kernels: str) -> str:
     """Return how many kernels requests waited for."""
     if "error" in row:
         return "failed"
-    return str(len(row["deep_gemm_after"]) + len(row["flashinfer_after"]))
-
-
-def _before(row: Row) -> str:
-    if "error" in row:
-        return "failed"
-    return str(row["deep_gemm_before"] + row["flashinfer_before"])
+    late = [*row["deep_gemm_after"], *row["flashinfer_after"]]
+    return str(sum(re.search(kernels, text) is not None for text in late))
 
 
 def _command(settings: Settings) -> str:
@@ -74,6 +75,8 @@ def _command(settings: Settings) -> str:
         options.append(f"--tp={settings.tp}")
     if settings.limit != Settings.limit:
         options.append(f"--max-num-batched-tokens={settings.limit}")
+    if settings.batch:
+        options.append(f"--batch={settings.batch}")
     if settings.context:
         options.append(f"--context={settings.context}")
     extra = ["--", *settings.extra] if settings.extra else []
@@ -89,7 +92,7 @@ def markdown(cases: Iterable[Case], rows: Mapping[Settings, Row]) -> str:
 
     """
     table = [
-        "| way into DeepGEMM | stock, after ready | ours, before / after | `prove` |",
+        "| way into DeepGEMM | stock | ours | `prove` |",
         "|---|---|---|---|",
     ]
     for case in cases:
@@ -99,8 +102,8 @@ def markdown(cases: Iterable[Case], rows: Mapping[Settings, Row]) -> str:
         theirs = rows[replace(case.settings, stock=True)]
         ours = rows[case.settings]
         table.append(
-            f"| {case.name} | {_late(theirs)} | {_before(ours)} / {_late(ours)} | "
-            f"`{_command(case.settings)}` |"
+            f"| {case.name} | {_late(theirs, case.kernels)} | "
+            f"{_late(ours, case.kernels)} | `{_command(case.settings)}` |"
         )
     return "\n".join(table)
 

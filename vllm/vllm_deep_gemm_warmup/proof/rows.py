@@ -61,14 +61,16 @@ def measured(wanted: Sequence[Settings], path: Path) -> Iterator[tuple[Row, bool
     """Yield the row of each run, and whether it was one without a problem.
 
     Args:
-        wanted: The runs; one that ``path`` holds with this commit is not repeated.
+        wanted: The runs; one that ``path`` holds with this commit is not repeated, nor
+            one that is wanted twice.
         path: A JSON lines file, to which the others are added.
 
     """
     commit = run.commit()
     done = on_file(path, commit)
     for number, settings in enumerate(wanted, 1):
-        row = done.get(_key(settings.facts(), commit))
+        key = _key(settings.facts(), commit)
+        row = done.get(key)
         if row is not None:
             yield row, not run.from_row(row).problems
             continue
@@ -76,4 +78,6 @@ def measured(wanted: Sequence[Settings], path: Path) -> Iterator[tuple[Row, bool
         row, good = _run(settings, commit)
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
+        if "error" not in row:
+            done[key] = row
         yield row, good
