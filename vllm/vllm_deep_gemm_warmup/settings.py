@@ -31,6 +31,7 @@ class Settings:
     """What the warmup does.
 
     Attributes:
+        skip: nothing is warmed (`skip`); vLLM does not even ask then.
         every_row: call DeepGEMM with every row count (`full`) and not with one
             of every window (`relax`).
         strict: a kernel that fails to build or a layer that should have
@@ -42,6 +43,7 @@ class Settings:
 
     """
 
+    skip: bool
     every_row: bool
     strict: bool
     report: Path | None
@@ -50,7 +52,7 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings; `skip` never comes as far as this.
+    """Read the settings.
 
     Raises:
         ValueError: as `check_settings`.
@@ -60,6 +62,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     check_settings(environ)
     report = environ.get(REPORT)
     return Settings(
+        skip=environ.get(MODE) == "skip",
         every_row=environ.get(MODE) == "full",
         strict=environ.get(STRICT) == "1",
         # The shell leaves `~` alone where the variable comes from a file.

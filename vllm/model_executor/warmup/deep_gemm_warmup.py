@@ -12,6 +12,7 @@ Removal: when the base's warmup builds from specs and reports.
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from vllm.distributed.parallel_state import get_pp_group, get_world_group
@@ -22,6 +23,8 @@ from vllm_deep_gemm_warmup import cache_place
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 from vllm_deep_gemm_warmup.settings import Settings, read_settings
 
+from .deep_gemm_jit import ahead
+from .deep_gemm_jit.jit_config import read_jit_config
 from .deep_gemm_jit.plan import Plan, make_plan
 from .deep_gemm_jit.report import text
 from .deep_gemm_jit.report.files import write_report
@@ -35,6 +38,7 @@ _MEGA_MOE_MODULES = (
     "vllm.models.deepseek_v4.nvidia.model",
     "vllm.models.kimi_k3.nvidia.model",
 )
+Stage = Callable[[torch.nn.Module, int, Settings], list[str]]
 # Of a failure that every kernel shares, the first lines tell as much as all.
 _PROBLEMS_SHOWN = 8
 
@@ -43,8 +47,8 @@ _PROBLEMS_SHOWN = 8
 def deep_gemm_warmup(model: torch.nn.Module, max_tokens: int) -> None:
     """Build every DeepGEMM kernel that serving ``model`` will need.
 
-    Not called in mode ``skip``. ``enable_jit_warmup=False`` is another switch, which
-    ``--enforce-eager`` sets: without graphs this warmup is needed the most.
+    Not called in mode ``skip``. ``enable_jit_warmup=False`` switches it off as well,
+    but not where ``--enforce-eager`` has set it: without graphs it is needed the most.
 
     Args:
         model: Its weights are loaded.
@@ -57,24 +61,34 @@ def deep_gemm_warmup(model: torch.nn.Module, max_tokens: int) -> None:
     """
     settings = read_settings()
     problems: list[str] = []
-    for stage in (_warm, _warm_mega_moe):
-        try:
-            problems += stage(model, max_tokens, settings)
-        # Engine start: a warmup that fails must not end it.
-        except Exception as error:
-            if settings.strict:
-                raise
-            logger.warning(
-                "DeepGEMM warmup (%s, max_tokens %d): %s: %s; the engine starts and "
-                "kernels may be compiled in front of requests",
-                type(model).__name__,
-                max_tokens,
-                type(error).__name__,
-                error,
-            )
-            logger.debug("DeepGEMM warmup failed", exc_info=True)
+    try:
+        for stage in (_warm, _warm_mega_moe):
+            problems += _guarded(stage, model, max_tokens, settings)
+    finally:
+        ahead.end()
     if problems and settings.strict:
         raise RuntimeError("\n".join(problems))
+
+
+def _guarded(
+    stage: Stage, model: torch.nn.Module, max_tokens: int, settings: Settings
+) -> list[str]:
+    try:
+        return stage(model, max_tokens, settings)
+    # Engine start: a warmup that fails must not end it.
+    except Exception as error:
+        if settings.strict:
+            raise
+        logger.warning(
+            "DeepGEMM warmup (%s, max_tokens %d): %s: %s; the engine starts and "
+            "kernels may be compiled in front of requests",
+            type(model).__name__,
+            max_tokens,
+            type(error).__name__,
+            error,
+        )
+        logger.debug("DeepGEMM warmup failed", exc_info=True)
+        return []
 
 
 def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[str]:
@@ -83,9 +97,10 @@ def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[s
     plan = make_plan(model, max_tokens)
     if not plan.outcomes:
         return []
-    if plan.switched_off is not None:
+    jit = read_jit_config(plan.config)
+    if jit is not None and jit.switched_off:
         if speaks():
-            logger.info("DeepGEMM warmup: nothing was warmed: %s", plan.switched_off)
+            logger.info("DeepGEMM warmup: nothing was warmed: %s", jit.switched_off)
         return []
     target, results = (
         _build(plan, model, max_tokens, settings) if plan.weights else (None, ())
@@ -170,7 +185,7 @@ def _build(
             less = make_plan(model, part.max_tokens)
             results += build(less, device, part.target, settings)
     # For a model that has no linear layer on DeepGEMM, whose load would do it.
-    monitor.install(None)
+    monitor.install(read_jit_config(plan.config))
     return whole.target, tuple(results)
 
 

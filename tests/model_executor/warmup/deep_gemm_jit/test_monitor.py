@@ -9,6 +9,7 @@ import inspect
 import os
 import pathlib
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -221,7 +222,7 @@ def test_flashinfer_is_watched_where_vllm_calls_it(
 
     def build(**operands: Any) -> torch.Tensor:
         publish(cache, "fp8_gemm_kernel_swapAB")
-        slow()
+        subprocess.run(["sleep", "0.1"], check=True)
         rows, columns = operands["input"].shape[0], operands["weight"].shape[0]
         return torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda")
 
@@ -252,6 +253,26 @@ def test_a_slow_call_that_built_nothing_is_none_of_ours(
     serve()
     watched()
     assert "JIT" not in caplog_vllm.text
+
+
+def test_what_another_process_builds_during_a_slow_call_is_none_of_ours(
+    serve: Callable[..., None],
+    tmp_path: pathlib.Path,
+    caplog_vllm: pytest.LogCaptureFixture,
+) -> None:
+    """Ranks and engines share the folder; in error mode it would end this one."""
+    cache = KernelCache(tmp_path / "cache", "marker")
+
+    def call(*, compiles: bool) -> None:
+        publish(cache, f"kernel{compiles}")
+        subprocess.run(["sleep", "0.1"], check=True) if compiles else slow()
+
+    watched = monitor.watch(call, "x", monitor.Monitor((cache,), None, GRAPHS))
+    serve("error")
+    watched(compiles=False)
+    assert "JIT" not in caplog_vllm.text
+    with pytest.raises(monitor.BuiltAfterReadyError, match="kernelTrue"):
+        watched(compiles=True)
 
 
 def test_a_quick_call_is_not_looked_at(

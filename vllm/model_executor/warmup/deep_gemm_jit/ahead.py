@@ -6,14 +6,16 @@ memory-profiling run, waits for them: the library would build the same kernels a
 """
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable
 
 import torch
+from vllm.config import VllmConfig
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
 from vllm_deep_gemm_warmup.compiling.environment import Unplannable
-from vllm_deep_gemm_warmup.compiling.session import Ended
 from vllm_deep_gemm_warmup.settings import read_settings
 
+from .jit_config import read_jit_config
 from .kernels import json_of
 from .progress import Progress
 from .spec import Spec
@@ -70,7 +72,6 @@ class Ahead:
 
     def wait(self) -> None:
         """Wait until all that is known is built, or has failed."""
-        self.waited = True
         self.flush()
         session = self.work.session
         if session is not None:
@@ -82,7 +83,9 @@ class _Process:
 
     def __init__(self) -> None:
         self.ahead: Ahead | None = None
-        # Nothing can be begun here, or the warmup has taken over.
+        # Of an engine: the part of its config that target and drafter share.
+        self.engine: Callable[[], object | None] = lambda: None
+        # Nothing can be begun for that engine.
         self.closed = False
 
 
@@ -92,17 +95,28 @@ class _Process:
 _process = _Process()
 
 
-def announce(ask: Ask) -> None:
-    """Begin with what a kernel will run; never fails."""
+def announce(ask: Ask, config: VllmConfig) -> None:
+    """Begin with what a kernel of an engine will run; never fails."""
+    if _process.engine() is not config.compilation_config:
+        end()
+        _process.engine = weakref.ref(config.compilation_config)
+        _process.closed = False
     if _process.closed:
         return
     try:
         if _process.ahead is None:
-            _process.ahead = _begin()
+            _process.ahead = _begin(config)
         _process.ahead.announce(ask)
     # Engine start: the warmup does the same later, and reports what is wrong.
     except Exception as error:
         _give_up(error)
+
+
+def end() -> None:
+    """End what was begun and was not taken over."""
+    ahead, _process.ahead = _process.ahead, None
+    if ahead is not None:
+        ahead.work.close()
 
 
 def wait_once() -> None:
@@ -132,10 +146,17 @@ def take_over(config: Config) -> Work | None:
     # Engine start: what is not flushed is in the warmup's own plan.
     except Exception as error:
         logger.debug("DeepGEMM warmup ahead: %s", error)
-    if ahead.work.session is None or ahead.work.config != config:
+    begun = ahead.work.config
+    if ahead.work.session is None or not _same_work(begun, config):
+        logger.debug("DeepGEMM warmup ahead: it was for %s, now %s", begun, config)
         ahead.work.close()
         return None
     return ahead.work
+
+
+def _same_work(one: Config, other: Config) -> bool:
+    """Whether the kernels are the same; how many compilers run is of no matter."""
+    return (one.context, one.root) == (other.context, other.root)
 
 
 def open_work(config: Config) -> Work:
@@ -153,28 +174,30 @@ def open_work(config: Config) -> Work:
     )
 
 
-def _begin() -> Ahead:
-    import vllm.envs as envs
-    from vllm.config import get_current_vllm_config
-
+def _begin(config: VllmConfig) -> Ahead:
     from .backend import read_target
     from .machine import read_config
 
-    if envs.VLLM_DEEP_GEMM_WARMUP == "skip":
-        raise Unplannable("the warmup is switched off")
+    settings = read_settings()
+    jit = read_jit_config(config)
+    off = "the mode is skip" if settings.skip else jit and jit.switched_off
+    if off:
+        raise Unplannable(off)
     target = read_target(torch.device("cuda", torch.cuda.current_device()))
-    config = read_config(target, read_settings())
-    max_tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens
-    return Ahead(open_work(config), max_tokens)
+    work = open_work(read_config(target, settings))
+    return Ahead(work, config.scheduler_config.max_num_batched_tokens)
 
 
 def _give_up(error: Exception) -> None:
     _process.closed = True
-    ahead, _process.ahead = _process.ahead, None
-    if ahead is not None:
-        ahead.work.close()
-    if not isinstance(error, (Unplannable, Ended)):
-        logger.debug("DeepGEMM warmup ahead: given up", exc_info=error)
+    end()
+    if not isinstance(error, Unplannable):
+        logger.warning(
+            "DeepGEMM warmup ahead of the weights: %s: %s; kernels are built after the "
+            "load instead",
+            type(error).__name__,
+            error,
+        )
 
 
 def _specs_in_forward_context(max_tokens: int) -> list[Spec]:

@@ -19,13 +19,17 @@ class JitConfig:
     eager: bool
 
     @property
-    def switched_off(self) -> bool:
-        """Whether the operator switched warming up off, and not vLLM by itself."""
-        return not self.warmup and not self.eager
+    def switched_off(self) -> str | None:
+        """Why nothing is to be warmed up; None: the operator did not say so."""
+        if self.warmup or self.eager:
+            return None
+        return "kernel_config.enable_jit_warmup is off"
 
 
-def read_jit_config(config: Any) -> JitConfig:
-    """Return what a ``VllmConfig`` says."""
+def read_jit_config(config: Any) -> JitConfig | None:
+    """Return what a ``VllmConfig`` says; None where there is none."""
+    if config is None:
+        return None
     model = config.model_config
     return JitConfig(
         warmup=bool(config.kernel_config.enable_jit_warmup),

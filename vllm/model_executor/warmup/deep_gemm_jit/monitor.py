@@ -10,6 +10,7 @@ one of them moves.
 
 import gc
 import os
+import resource
 import sys
 import threading
 import time
@@ -84,6 +85,7 @@ class Monitor:
         self._counters = counters
         self._caches = [(cache, CacheWatch(cache)) for cache in caches]
         self._lock = threading.Lock()
+        self._children = _seconds_of_children()
 
     def is_ready(self) -> bool:
         """Whether the engine serves by now.
@@ -108,6 +110,8 @@ class Monitor:
         """
         start = time.time_ns() - nanoseconds
         with self._lock:
+            if not self._compiled():
+                return
             kernels = [
                 name
                 for cache, watch in self._caches
@@ -120,6 +124,19 @@ class Monitor:
             self._counters.add(entry_point, len(kernels), nanoseconds / 1e9)
         detail = f"{entry_point} {_describe(operands)}, {nanoseconds / 1e9:.2f} s"
         _report(entry_point, ", ".join(kernels), detail)
+
+    def _compiled(self) -> bool:
+        """Whether a child of this process, as a compiler is, has ended since.
+
+        Others share the folder, and a call can be slow for any reason.
+        """
+        before, self._children = self._children, _seconds_of_children()
+        return self._children > before
+
+
+def _seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def install(jit: JitConfig | None) -> None:

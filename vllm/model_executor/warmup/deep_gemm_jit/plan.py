@@ -11,7 +11,6 @@ from .adapters import adapt
 from .provider import (
     PROVIDER_ATTRIBUTE,
     Rejected,
-    SwitchedOff,
     WarmupProvider,
     Weights,
 )
@@ -48,19 +47,10 @@ class Registered:
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """A block-FP8 layer that is left out for a good reason.
-
-    Attributes:
-        name: Its path in the model.
-        reason: Why.
-        engine_wide: The reason holds for every layer, also for one whose provider
-            does not know it.
-
-    """
+    """A block-FP8 layer that is left out for a good reason."""
 
     name: str
     reason: str
-    engine_wide: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,12 +85,6 @@ class Plan:
     def specs(self) -> tuple[Spec, ...]:
         """Every distinct spec, in the order of the model's layers."""
         return tuple(self.weights)
-
-    @property
-    def switched_off(self) -> str | None:
-        """Why the engine warms up nothing at all, or None."""
-        reasons = (each.reason for each in self.select(Skipped) if each.engine_wide)
-        return next(reasons, None)
 
     def select(self, kind: type[_OutcomeT]) -> list[_OutcomeT]:
         """Return the outcomes of one kind."""
@@ -244,8 +228,8 @@ def _ask(
 
 
 def _left_out(name: str, speaker: _Speaker, answer: Rejected) -> Outcome:
-    if speaker.bypassed is None or isinstance(answer, SwitchedOff):
-        return Skipped(name, answer.reason, isinstance(answer, SwitchedOff))
+    if speaker.bypassed is None:
+        return Skipped(name, answer.reason)
     # Its weights are in no final form, so what it says of them may not hold.
     return Unregistered(name, f"{speaker.bypassed}; {answer.reason}")
 

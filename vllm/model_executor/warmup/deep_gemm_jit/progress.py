@@ -92,7 +92,7 @@ class Progress:
         self._interval = interval
         self._total = 0
         self._done = 0
-        self._known = False
+        self._known = self._idle = False
         self._built: set[str] = set()
         self._spec: Spec | None = None
         self._start = time.perf_counter()
@@ -134,6 +134,10 @@ class Progress:
         """Take note that it is known what is to be built."""
         self._known = True
 
+    def rest(self, idle: bool) -> None:
+        """Take note that nobody works, or that somebody does again."""
+        self._idle = idle
+
     def built(self, entry: str) -> None:
         """Take note of a kernel, also of one that another process built."""
         self._known = True
@@ -141,6 +145,7 @@ class Progress:
 
     def begin(self, spec: Spec) -> None:
         """Take note that ``spec`` is next."""
+        self._idle = False
         self._spec, self._last_call = spec, time.perf_counter()
 
     def called(self, spec: Spec, call: Call) -> None:
@@ -170,5 +175,5 @@ class Progress:
 
     def _run(self) -> None:
         while not self._over.wait(self._interval):
-            if self._turn.take():
+            if not self._idle and self._turn.take():
                 self._say(self.line())

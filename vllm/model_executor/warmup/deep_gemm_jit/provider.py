@@ -22,15 +22,6 @@ class Rejected:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class SwitchedOff(Rejected):
-    """The engine was told to warm up nothing, neither this layer nor another.
-
-    A kernel hears of the engine's config when it is constructed; the warmup, which
-    runs outside of that config's scope, does not.
-    """
-
-
 @runtime_checkable
 class WarmupProvider(Protocol):
     """What stands at ``layer.deep_gemm_warmup_provider`` after loading.

@@ -69,6 +69,8 @@ class Work:
         """Take in an event of the session, in its reading thread."""
         if "kernel" in event and event["kernel"]["built"]:
             self.progress.built(event["kernel"]["entry"])
+        if "idle" in event:
+            self.progress.rest(event["idle"])
         if "missing" not in event:
             return
         self.progress.found()

@@ -30,7 +30,6 @@ from vllm.model_executor.warmup.deep_gemm_jit.library import (
 from vllm.model_executor.warmup.deep_gemm_jit.provider import (
     PROVIDER_ATTRIBUTE,
     Rejected,
-    SwitchedOff,
 )
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EinsumSpec,
@@ -99,13 +98,13 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             use_ue8m0=self.use_deep_gemm_e8m0,
         )
         self._quant_enabled = self.quant_fp8.enabled()
-        self._jit_config = read_jit_config(get_current_vllm_config())
         compilation = get_current_vllm_config().compilation_config
         self._activation_fused = (
             compilation.mode == CompilationMode.VLLM_COMPILE
             and compilation.pass_config.fuse_act_quant
         )
-        ahead.announce(self.specs_before_loading)
+        if self.vllm_config is not None:
+            ahead.announce(self.specs_before_loading, self.vllm_config)
 
     @classmethod
     def is_supported(
@@ -197,7 +196,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             replace_parameter(layer, params.block_scale_attr, scale)
         setattr(layer, PROVIDER_ATTRIBUTE, self)
         # Here, since a start that skips the warmup has no later call of ours.
-        monitor.install(self._jit_config)
+        monitor.install(read_jit_config(self.vllm_config))
 
     def get_deep_gemm_warmup_weights(
         self, layer: torch.nn.Module
@@ -223,8 +222,6 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             max_tokens: Most rows that one step can send.
 
         """
-        if self._jit_config.switched_off:
-            return SwitchedOff("kernel_config.enable_jit_warmup is off")
         block_shape = tuple(getattr(layer, "weight_block_size", None) or ())
         if block_shape != _BLOCK_SHAPE:
             return Rejected(f"block size {list(block_shape)} is not [128, 128]")
@@ -359,18 +356,12 @@ def fp8_gemm_nt(
         options: Passed on (``is_deep_gemm_e8m0_used`` among them).
 
     Raises:
-        ValueError: A scale is packed and this GPU takes float32 scales only.
+        ValueError: DeepGEMM failed over a scale that is packed, where this GPU
+            takes float32 scales only.
         RuntimeError: DeepGEMM failed, most often because it could not build the
             kernel.
 
     """
-    for name, (values, scale) in (("activation", a), ("weight", b)):
-        if scale.dtype == torch.int32 and not packs_scales():
-            raise ValueError(
-                f"{name} scale (int32 {tuple(scale.shape)} of {tuple(values.shape)}): "
-                "packed UE8M0 scales are Blackwell's, this GPU takes float32 (rows, "
-                "K / 128); quantize with use_ue8m0 unpacked"
-            )
     ahead.wait_once()
     try:
         deep_gemm_utils.fp8_gemm_nt(a, b, d, **options)
@@ -382,6 +373,9 @@ def fp8_gemm_nt(
         raise
     # What is left comes from DeepGEMM's host side: its compiler, or an assertion.
     except RuntimeError as error:
+        problem = _scale_problem(a, b)
+        if problem is not None:
+            raise ValueError(problem) from error
         m, k = a[0].shape
         raise RuntimeError(
             f"DeepGEMM GEMM (fp8_gemm_nt N={b[0].shape[0]} K={k}, M={m}): "
@@ -389,6 +383,19 @@ def fp8_gemm_nt(
             "(DG_JIT_PRINT_COMPILER_COMMAND=1 shows its command) or set "
             "VLLM_USE_DEEP_GEMM=0"
         ) from error
+
+
+def _scale_problem(
+    a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor]
+) -> str | None:
+    for name, (values, scale) in (("activation", a), ("weight", b)):
+        if scale.dtype == torch.int32 and not packs_scales():
+            return (
+                f"{name} scale (int32 {tuple(scale.shape)} of {tuple(values.shape)}): "
+                "packed UE8M0 scales are Blackwell's, this GPU takes float32 (rows, "
+                "K / 128); quantize with use_ue8m0 unpacked"
+            )
+    return None
 
 
 def _run(
