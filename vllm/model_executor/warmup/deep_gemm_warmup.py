@@ -158,7 +158,7 @@ def _make_ready(plan: Plan, target: Target, settings: Settings) -> "Ready | None
         config = read_config(target, settings)
         work = Work(logger, speaks(), envs.VLLM_ENGINE_READY_TIMEOUT_S)
         ready = make_ready(
-            specs, config, lambda: take_over(config) or Session(config, work.heard)
+            specs, config, take_over(config), lambda: Session(config, work.heard)
         )
         problems = set(ready.problems)
     # A cache that cannot be written is among them: the library makes do without.

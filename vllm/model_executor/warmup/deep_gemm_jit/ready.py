@@ -86,25 +86,29 @@ def find_full(specs: Iterable[Spec], config: Config) -> Ready | None:
 
 
 def make_ready(
-    specs: Iterable[Spec], config: Config, open_session: Callable[[], Session]
+    specs: Iterable[Spec],
+    config: Config,
+    begun: Session | None,
+    open_session: Callable[[], Session],
 ) -> Ready:
     """Have the kernels of all specs built, each once a node, and wait for them.
 
     Args:
         specs: Of entry points whose kernels are in DeepGEMM's cache.
         config: This process's.
-        open_session: Returns one that was begun earlier, or a new one.
+        begun: One that was begun earlier; it is ended, and what it built counts.
+        open_session: Returns a new one.
 
     Raises:
         OSError: No process can be started.
 
     """
     wanted = list(specs)
-    full = find_full(wanted, config)
+    full = find_full(wanted, config) if begun is None else None
     if full is not None:
         wait_for_group(config.locks, config.group)
         return full
-    with open_session() as session:
+    with begun or open_session() as session:
         problem = None
         try:
             for spec in wanted:
