@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -185,14 +186,14 @@ def test_killed_at_any_moment_the_same_command_goes_on(
 
 
 def planned_by_an_engine(
-    environ: Mapping[str, str], folder: Path, tp: int, caches: Path
+    environ: Mapping[str, str], folder: Path, tp: int, sockets: str
 ) -> list[dict[str, Any]]:
     """The specs of a real start's report."""
-    settings = Settings(
-        SMALL, kernel="deep_gemm", nvcc="fake", tp=tp, other_caches=caches
-    )
+    settings = Settings(SMALL, kernel="deep_gemm", nvcc="fake", tp=tp)
     where = environment.caches(settings, folder)
     given = environment.server_environment(settings, where, environ)
+    # A socket's path holds 107 characters.
+    given["VLLM_RPC_BASE_PATH"] = sockets
     port = server.free_port()
     command = run.serve_command(settings, port)
     with server.running(command, given, port, folder / "log", 1200):
@@ -211,9 +212,10 @@ def test_an_engine_plans_the_same(
 ) -> None:
     """DeepGEMM alone, so that the engine's host does not matter."""
     given = {**environ, "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
-    arguments = ("--tensor-parallel-size", str(tp))
+    arguments = ("--tensor-parallel-size", str(tp), "--enforce-eager")
     found = ask(str(SMALL), arguments, "h100", given, every_rank=True)
-    engine = planned_by_an_engine(given, tmp_path, tp, tmp_path / "caches")
+    with tempfile.TemporaryDirectory(prefix="vllm-", dir="/tmp") as sockets:
+        engine = planned_by_an_engine(given, tmp_path, tp, sockets)
     names = sorted(found.specs[0])
     assert texts(found.specs, names) == texts(engine, names)
     assert found.ranks == 2 * tp
