@@ -1,15 +1,24 @@
 """Building begins with the layers' construction; the profiling run waits for it."""
 
+import copy
 import json
 import os
 import pathlib
 import shlex
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from vllm.model_executor.warmup.deep_gemm_jit import ahead
+from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm_deep_gemm_warmup import kernel_caches, standin
+from vllm_deep_gemm_warmup.compiling.session import Session
+
+from ...real_layers import FP8
 
 BEGIN = pathlib.Path(__file__).with_name("begin.py")
 
@@ -53,3 +62,59 @@ def test_each_kernel_is_compiled_once_and_before_the_first_gemm_runs(
     assert [line for line in said if "kernels to build, 2 at a time" in line]
     assert not [line for line in said if "in this process" in line]
     assert os.listdir(tmp_path / "cache" / "tmp") == []  # noqa: PTH208
+
+
+@pytest.fixture
+def begun(
+    linear: Callable[..., torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Session | None]]:
+    """Construct two layers of a new size; return the session that was begun, if any."""
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_WORKERS", "1")
+    monkeypatch.setenv("VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER", "0")
+    monkeypatch.setattr(ahead, "_process", ahead._Process())
+
+    def begun(n: int) -> Session | None:
+        for rows in (n, n + 64):
+            linear(rows, 2176, FP8)
+        work = ahead._process.ahead and ahead._process.ahead.work
+        return work.session if work else None
+
+    yield begun
+    ahead.end()
+
+
+def test_an_engine_that_is_told_to_warm_nothing_begins_nothing(
+    begun: Callable[[int], Session | None],
+    vllm_config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_config.kernel_config, "enable_jit_warmup", False)
+    assert begun(128) is None
+    monkeypatch.setattr(ahead, "_process", ahead._Process())
+    monkeypatch.setattr(vllm_config.kernel_config, "enable_jit_warmup", True)
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP", "skip")
+    assert begun(128) is None
+
+
+def test_what_an_engine_began_and_did_not_warm_ends_with_the_next_engine(
+    begun: Callable[[int], Session | None], vllm_config: Any
+) -> None:
+    """The first failed before its warmup; the second has another limit."""
+    first = begun(256)
+    assert first is not None
+    assert first.usable
+    second = copy.copy(vllm_config)
+    second.compilation_config = copy.copy(vllm_config.compilation_config)
+    ahead.announce(lambda max_tokens: [], second)
+    assert not first.usable
+    assert begun(384) is not None
+
+
+def test_a_warmup_that_has_nothing_to_do_ends_what_was_begun(
+    begun: Callable[[int], Session | None],
+) -> None:
+    session = begun(512)
+    assert session is not None
+    deep_gemm_warmup(torch.nn.ModuleDict(), 64)
+    assert not session.usable
+    assert not [t for t in threading.enumerate() if t.name.endswith("progress")]

@@ -24,7 +24,7 @@ from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm.utils import deep_gemm as deep_gemm_utils
 from vllm.utils import jit_monitor
 from vllm_deep_gemm_warmup import metrics, node
-from vllm_deep_gemm_warmup.kernel_caches import KernelCache, flashinfer
+from vllm_deep_gemm_warmup.kernel_caches import KernelCache, deep_gemm, flashinfer
 
 from ...real_layers import FP8, load
 
@@ -99,8 +99,9 @@ def test_the_shape_that_was_not_warmed_is_reported_in_warn_mode(
 ) -> None:
     """G62, and G41: the warmed shape builds nothing in a first or a second run."""
     warm = load(linear(768, 1408, FP8))
-    cold = load(linear(832, 1408, FP8))
     deep_gemm_warmup(torch.nn.ModuleDict({"warm": warm}), LIMIT)
+    # The warmup would find it in the engine's record.
+    cold = load(linear(832, 1408, FP8))
     serve()
     caplog_vllm.clear()
     for _ in range(2):
@@ -245,7 +246,7 @@ def test_a_slow_call_that_built_nothing_is_none_of_ours(
     caplog_vllm: pytest.LogCaptureFixture,
 ) -> None:
     """Another process added an entry before, an old one is found late."""
-    cache = KernelCache(tmp_path / "cache", "marker")
+    cache = deep_gemm(tmp_path)
     watched = monitor.watch(slow, "x", monitor.Monitor((cache,), None, GRAPHS))
     publish(cache, "early")
     marker = cache.folder / "early" / cache.marker
@@ -261,7 +262,7 @@ def test_what_another_process_builds_during_a_slow_call_is_none_of_ours(
     caplog_vllm: pytest.LogCaptureFixture,
 ) -> None:
     """Ranks and engines share the folder; in error mode it would end this one."""
-    cache = KernelCache(tmp_path / "cache", "marker")
+    cache = deep_gemm(tmp_path)
 
     def call(*, compiles: bool) -> None:
         publish(cache, f"kernel{compiles}")
@@ -280,7 +281,7 @@ def test_a_quick_call_is_not_looked_at(
     tmp_path: pathlib.Path,
     caplog_vllm: pytest.LogCaptureFixture,
 ) -> None:
-    cache = KernelCache(tmp_path / "cache", "marker")
+    cache = deep_gemm(tmp_path)
     watched = monitor.watch(publish, "x", monitor.Monitor((cache,), None, GRAPHS))
     serve()
     watched(cache, "kernel")
