@@ -66,6 +66,7 @@ def shapes(needs: Needs) -> set[tuple[int, int, int, int]]:
     }
 
 
+@pytest.mark.slow
 def test_config_json_is_enough(needs: Needs) -> None:
     """G45: every shape of one of two ranks, for hosts with and without an nvcc."""
     gemms = {(2048, 1024), (1024, 1024), (3072, 1024), (1024, 1536)}
@@ -85,6 +86,7 @@ def begin(folder: Path, needs: Needs) -> tuple[str, ...]:
     return (str(SMALL), "--output", str(folder), *TWO)
 
 
+@pytest.mark.slow
 def test_compile_builds_all_goes_on_and_says_what_it_did(
     needs: Needs, verb: Verb, tmp_path: Path
 ) -> None:

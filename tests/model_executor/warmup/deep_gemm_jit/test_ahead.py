@@ -23,7 +23,7 @@ from ...real_layers import FP8
 BEGIN = pathlib.Path(__file__).with_name("begin.py")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_each_kernel_is_compiled_once_and_before_the_first_gemm_runs(
     fake_nvcc_environment: dict[str, str], tmp_path: pathlib.Path, ranks: int
 ) -> None:

@@ -217,7 +217,6 @@ FEW = [
     *(linear_case(name, PLAIN, 1000, 78) for name in DEFAULT),
     *expert_cases(78, 1000)[:2],
     *indexer_cases("GLM-5", 130, 70),
-    linear_case("G11", PLAIN, 8192, 132),
     *einsum_cases(["G04", "DeepSeek-V4-Flash TP4 wo_a"], 132, 1000),
     *batched_expert_cases(["Qwen3-235B EP8 w13", "one expert"], 132),
     *hyper_connection_cases(1000)[:2],
@@ -231,6 +230,7 @@ ALL = [
     *expert_cases(132, 8 * 8192, counted=True),
     *expert_cases(78, 1000, counted=True),
     *context_cases(),
+    linear_case("G11", PLAIN, 8192, 132),
 ]
 OTHER_FUNCTIONS = [
     # G05: irregular prompts up to 10349.
