@@ -34,6 +34,8 @@ from .store import Context, PlanStore, spec_key
 
 _TICK = 0.05
 _PLANNER_LIMIT = 300.0
+# The first GEMM adds specs, after the weights' load; the planner holds some 500 MB.
+_PLANNER_LINGER = 60.0
 # Builds wait for the plans of what is known, so that an estimate comes before them;
 # not for a spec that takes long to plan.
 _MOST_PATIENCE = 2.0
@@ -102,6 +104,7 @@ class Coordinator:
             config.library,
             environ,
             _PLANNER_LIMIT,
+            _PLANNER_LINGER,
         )
         self._builds = Builds(
             kernel_caches.deep_gemm(config.root),
