@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from vllm_deep_gemm_warmup import kernel_caches
-from vllm_deep_gemm_warmup.compiling.building import Outcome
+from vllm_deep_gemm_warmup.compiling.building import Builds, Outcome
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
-from vllm_deep_gemm_warmup.compiling.locks import wait_for_group
-from vllm_deep_gemm_warmup.compiling.session import Ended, Session, build
+from vllm_deep_gemm_warmup.compiling.locks import Locks, wait_for_group
+from vllm_deep_gemm_warmup.compiling.session import Ended, Session
+from vllm_deep_gemm_warmup.cubins import cubin
 
 from .conftest import make_kernel
 
@@ -27,8 +28,11 @@ def names(count: int) -> list[str]:
 
 
 def run(config: Config, wanted: Iterable[str]) -> dict[str, Outcome]:
-    outcomes = build(map(make_kernel, wanted), config)
-    return {outcome.entry.removeprefix("gemm."): outcome for outcome in outcomes}
+    with Session(config) as session:
+        for name in wanted:
+            session.add_kernel(make_kernel(name))
+        session.settle()
+        return {name.removeprefix("gemm."): it for name, it in session.outcomes.items()}
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -87,7 +91,8 @@ def test_entries_are_whole_and_nothing_else_is_left(config: Make) -> None:
     assert cache.entries() == {"gemm.k0", "gemm.k1", "gemm.k2"}
     files = {path.name for path in (cache.folder / "gemm.k0").iterdir()}
     assert files == {"kernel.cu", "kernel.cubin", "meta.json", ".committed"}
-    assert (cache.folder / "gemm.k0" / "kernel.cubin").read_bytes() == b"\x7fELFk0"
+    content = (cache.folder / "gemm.k0" / "kernel.cubin").read_bytes()
+    assert content == cubin("kernel") + b"k0"
     assert list((made.root / "tmp").iterdir()) == []
 
 
@@ -125,6 +130,60 @@ def test_a_full_cpu_share_is_used_and_no_more(config: Make, tmp_path: Path) -> N
     assert max(most) == 4
 
 
+class CountedLocks(Locks):
+    """Counts what the file system is asked."""
+
+    count = 0
+
+    def _lock(self, kind: int, offset: int) -> bool:
+        self.count += 1
+        return super()._lock(kind, offset)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from vllm_deep_gemm_warmup.compiling.locks import Locks
+locks, cpus = Locks(Path(sys.argv[1])), int(sys.argv[2])
+assert all([locks.take_cpu(cpus) is not None for _ in range(cpus)])
+assert all([locks.take(name) for name in sys.argv[3:]])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("cpus", "entries", "calls"), [(8, 0, 8), (0, 100, 101)])
+def test_what_others_hold_is_asked_for_once_a_step(
+    config: Make, compiled: Compiled, cpus: int, entries: int, calls: int
+) -> None:
+    """100 kernels and 8 CPUs: no CPU is free, or others build every kernel."""
+    made = config()
+    made.work.mkdir(parents=True)
+    kernels = [make_kernel(name) for name in names(100)]
+    taken = [kernel.entry for kernel in kernels[:entries]]
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(made.locks), str(cpus), *taken],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    locks = CountedLocks(made.locks)
+    cache = kernel_caches.deep_gemm(made.root)
+    builds = Builds(cache, made.nvcc, made.library, locks, 8, 60.0, made.work / "no")
+    for kernel in kernels:
+        builds.add(kernel)
+    assert list(builds.step()) == []
+    assert locks.count == calls
+    assert builds.missing == 100
+    assert compiled() == []
+    # The CPU that was taken for nothing is free again.
+    assert locks.take_cpu(1) == (None if cpus else 0)
+    locks.close()
+    holder.communicate()
+
+
 def test_a_kernel_that_fails_is_named_and_the_others_are_built(
     config: Make, compiled: Compiled, gate: Gate
 ) -> None:
@@ -154,12 +213,23 @@ def test_a_compiler_that_hangs_is_stopped_with_its_children(
     wait_for(lambda: not is_running(pid))
 
 
-@pytest.mark.parametrize("left", ["", "not an ELF file"])
-def test_what_is_no_cubin_is_not_published(config: Make, left: str) -> None:
+@pytest.mark.parametrize(
+    "left",
+    [
+        "true",
+        'touch "$4"',
+        'echo "not an ELF file" > "$4"',
+        'head -c 300 {folder}/empty.cubin > "$4"',
+    ],
+)
+def test_what_is_no_whole_cubin_is_not_published(
+    config: Make, tmp_path: Path, left: str
+) -> None:
     """G59: validate before publish."""
-    made = config(f'printf "{left}" > "$4"; exit 0')
+    made = config(f"{left.format(folder=tmp_path)}; exit 0")
     outcome = run(made, ["k0"])["k0"]
-    assert "kernel.cubin is not an ELF file" in (outcome.failure or "")
+    assert outcome.failure == "the compiler left no whole kernel.cubin"
+    assert outcome.final
     assert kernel_caches.deep_gemm(made.root).entries() == frozenset()
 
 

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .building import Outcome
@@ -189,22 +189,3 @@ class Session:
                 self._marks.add(mark)
                 self._changed.notify_all()
         self._listener(event)
-
-
-def build(
-    kernels: Iterable[Kernel],
-    config: Config,
-    listener: Callable[[_Event], None] = lambda event: None,
-) -> Iterator[Outcome]:
-    """Build the kernels that are missing, each once a node; what became of each.
-
-    Raises:
-        Ended: the building process was killed.
-        OSError: none can be started.
-
-    """
-    with Session(config, listener) as session:
-        for kernel in kernels:
-            session.add_kernel(kernel)
-        session.settle()
-        yield from session.outcomes.values()

@@ -13,7 +13,6 @@ from typing import Any
 
 from .kernel import Kernel
 
-FOLDER = "deep_gemm_warmup"
 # Counts changes of the files' format and of what our own code plans for a spec.
 _VERSION = 1
 _SpecJson = Mapping[str, Any]
