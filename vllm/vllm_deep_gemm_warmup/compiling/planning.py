@@ -267,7 +267,8 @@ class Planning:
 
     def _wishes(self) -> dict[str, Mapping[str, Any]]:
         """What others wait for; a wish can come as late as its plan."""
-        wishes = {spec_key(spec): spec for spec in self._store.wishes()}
+        wishes: dict[str, Mapping[str, Any]] = {}
+        wishes |= {spec_key(spec): spec for spec in self._store.wishes()}
         for key, spec in list(wishes.items()):
             if key not in self._asked and self._store.load(spec) is not None:
                 self._store.unwish(spec)
