@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
 from vllm_deep_gemm_warmup.compiling.kernel import Kernel
-from vllm_deep_gemm_warmup.compiling.store import FOLDER, Context
+from vllm_deep_gemm_warmup.compiling.store import Context
+from vllm_deep_gemm_warmup.cubins import cubin
+from vllm_deep_gemm_warmup.kernel_caches import FOLDER
 
 CONTEXT = Context(
     major=9,
@@ -36,16 +38,17 @@ def make_kernel(name: str) -> Kernel:
 def nvcc(tmp_path: Path) -> Callable[[str], Path]:
     """Makes a compiler: a shell line, then a cubin; it logs what it compiles.
 
-    In the line `$name` is the kernel's.
+    In the line `$name` is the kernel's; the cubin ends with it.
     """
 
     def make(line: str = "true") -> Path:
-        program = tmp_path / "nvcc"
+        program, empty = tmp_path / "nvcc", tmp_path / "empty.cubin"
+        empty.write_bytes(cubin("kernel"))
         program.write_text(
             '#!/bin/sh\nread name < "$1"\n'
             f"echo $name >> {tmp_path}/compiled\n"
             f"{line} || exit 1\n"
-            'printf "\\177ELF$name" > "$4"\n'
+            f'cp {empty} "$4"; printf $name >> "$4"\n'
         )
         program.chmod(0o755)
         return program

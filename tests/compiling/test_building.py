@@ -1,5 +1,6 @@
 """Each missing kernel is built once a node, whoever asks and whatever dies."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -8,13 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from vllm_deep_gemm_warmup import kernel_caches
-from vllm_deep_gemm_warmup.compiling.building import Outcome
+from vllm_deep_gemm_warmup.compiling import locks
+from vllm_deep_gemm_warmup.compiling.building import Builds, Outcome
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
-from vllm_deep_gemm_warmup.compiling.locks import wait_for_group
-from vllm_deep_gemm_warmup.compiling.session import Ended, Session, build
+from vllm_deep_gemm_warmup.compiling.locks import Locks, wait_for_group
+from vllm_deep_gemm_warmup.compiling.session import Ended, Session
+from vllm_deep_gemm_warmup.cubins import cubin
 
 from .conftest import make_kernel
 
@@ -27,8 +31,11 @@ def names(count: int) -> list[str]:
 
 
 def run(config: Config, wanted: Iterable[str]) -> dict[str, Outcome]:
-    outcomes = build(map(make_kernel, wanted), config)
-    return {outcome.entry.removeprefix("gemm."): outcome for outcome in outcomes}
+    with Session(config) as session:
+        for name in wanted:
+            session.add_kernel(make_kernel(name))
+        session.settle()
+        return {name.removeprefix("gemm."): it for name, it in session.outcomes.items()}
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -87,7 +94,8 @@ def test_entries_are_whole_and_nothing_else_is_left(config: Make) -> None:
     assert cache.entries() == {"gemm.k0", "gemm.k1", "gemm.k2"}
     files = {path.name for path in (cache.folder / "gemm.k0").iterdir()}
     assert files == {"kernel.cu", "kernel.cubin", "meta.json", ".committed"}
-    assert (cache.folder / "gemm.k0" / "kernel.cubin").read_bytes() == b"\x7fELFk0"
+    content = (cache.folder / "gemm.k0" / "kernel.cubin").read_bytes()
+    assert content == cubin("kernel") + b"k0"
     assert list((made.root / "tmp").iterdir()) == []
 
 
@@ -125,6 +133,64 @@ def test_a_full_cpu_share_is_used_and_no_more(config: Make, tmp_path: Path) -> N
     assert max(most) == 4
 
 
+HOLDER = """
+import sys
+from pathlib import Path
+from vllm_deep_gemm_warmup.compiling.locks import Locks
+locks, cpus = Locks(Path(sys.argv[1])), int(sys.argv[2])
+assert all([locks.take_cpu(cpus) is not None for _ in range(cpus)])
+assert all([locks.take(name) for name in sys.argv[3:]])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("cpus", "entries", "calls"), [(8, 0, 8), (0, 100, 101)])
+def test_what_others_hold_is_asked_for_once_a_step(
+    config: Make,
+    compiled: Compiled,
+    monkeypatch: pytest.MonkeyPatch,
+    cpus: int,
+    entries: int,
+    calls: int,
+) -> None:
+    """100 kernels and 8 CPUs: no CPU is free, or others build every kernel."""
+    asked: list[int] = []
+    lock = fcntl.lockf
+
+    def count(file: int, kind: int, length: int, offset: int) -> None:
+        if kind != fcntl.LOCK_UN:
+            asked.append(offset)
+        lock(file, kind, length, offset)
+
+    monkeypatch.setattr(fcntl, "lockf", count)
+    made = config()
+    made.work.mkdir(parents=True)
+    kernels = [make_kernel(name) for name in names(100)]
+    taken = [kernel.entry for kernel in kernels[:entries]]
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(made.locks), str(cpus), *taken],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    ours = Locks(made.locks)
+    cache = kernel_caches.deep_gemm(made.root)
+    builds = Builds(cache, made.nvcc, made.library, ours, 8, 60.0, made.work / "no")
+    for kernel in kernels:
+        builds.add(kernel)
+    assert list(builds.step()) == []
+    assert len(asked) == calls
+    assert builds.missing == 100
+    assert compiled() == []
+    # The CPU that was taken for nothing is free again.
+    assert ours.take_cpu(1) == (None if cpus else 0)
+    ours.close()
+    holder.communicate()
+
+
 def test_a_kernel_that_fails_is_named_and_the_others_are_built(
     config: Make, compiled: Compiled, gate: Gate
 ) -> None:
@@ -154,12 +220,23 @@ def test_a_compiler_that_hangs_is_stopped_with_its_children(
     wait_for(lambda: not is_running(pid))
 
 
-@pytest.mark.parametrize("left", ["", "not an ELF file"])
-def test_what_is_no_cubin_is_not_published(config: Make, left: str) -> None:
+@pytest.mark.parametrize(
+    "left",
+    [
+        "true",
+        'touch "$4"',
+        'echo "not an ELF file" > "$4"',
+        'head -c 300 {folder}/empty.cubin > "$4"',
+    ],
+)
+def test_what_is_no_whole_cubin_is_not_published(
+    config: Make, tmp_path: Path, left: str
+) -> None:
     """G59: validate before publish."""
-    made = config(f'printf "{left}" > "$4"; exit 0')
+    made = config(f"{left.format(folder=tmp_path)}; exit 0")
     outcome = run(made, ["k0"])["k0"]
-    assert "kernel.cubin is not an ELF file" in (outcome.failure or "")
+    assert outcome.failure == "the compiler left no whole kernel.cubin"
+    assert outcome.final
     assert kernel_caches.deep_gemm(made.root).entries() == frozenset()
 
 
@@ -237,24 +314,70 @@ def test_who_waits_for_a_coordinator_that_is_killed_is_told(config: Make) -> Non
     session.close()
 
 
-def test_a_listener_that_fails_is_named_and_does_not_hang(config: Make) -> None:
+def test_a_listener_that_fails_is_named_and_all_is_built(
+    config: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(event: object) -> None:
         raise ValueError("no such event")
 
     with Session(config(), fail) as session:
-        session.add_kernel(make_kernel("k0"))
-        with pytest.raises(Ended, match="no such event"):
+        for name in names(2):
+            session.add_kernel(make_kernel(name))
+        session.settle()
+        assert all(outcome.built for outcome in session.outcomes.values())
+    (said,) = caplog.messages
+    assert "no such event" in said
+
+
+def test_what_is_not_understood_is_named_and_does_not_hang(
+    config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho hello\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with Session(config()) as session, pytest.raises(Ended, match="not understood"):
+        session.settle()
+
+
+def test_it_says_once_when_it_is_idle_and_when_it_is_not(config: Make) -> None:
+    heard: list[object] = []
+
+    def hear(event: Mapping[str, object]) -> None:
+        heard.extend(event[key] for key in event if key == "idle")
+
+    with Session(config(), hear) as session:
+
+        def build(name: str) -> None:
+            session.add_kernel(make_kernel(name))
+            # The second answer comes after all that followed from the first.
             session.settle()
+            session.settle()
+
+        session.settle()
+        session.settle()
+        assert heard == [True]
+        build("k0")
+        assert heard == [True, False, True]
+        build("k0")
+        assert heard == [True, False, True]
+        build("k1")
+        assert heard == [True, False, True, False, True]
 
 
 def test_a_rank_waits_for_the_ranks_of_its_engine_only(
-    config: Make, tmp_path: Path
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G27, G35: none goes on while one builds; a rank that died holds nobody up."""
     made = config(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
+    fast_idle: list[object] = []
+
+    def note_idle(event: Mapping[str, object]) -> None:
+        fast_idle.extend(event[key] for key in event if key == "idle")
+
     with (
         Session(made) as slow,
-        Session(made) as fast,
+        Session(made, note_idle) as fast,
         Session(
             config(
                 f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", group="another"
@@ -267,14 +390,24 @@ def test_a_rank_waits_for_the_ranks_of_its_engine_only(
         other.meet()
         fast.settle()
         fast._send({"meet": 100})
-        # One with nothing to do at all has no coordinator.
+        # Each answer is a step's, and 100 could have come in the first one's.
+        fast.settle()
+        fast.settle()
+        assert 100 not in fast._marks
+        assert fast_idle[-1] is False
+        # One with nothing to do at all has no coordinator; it waits when it has looked.
+        waits = threading.Event()
+
+        def sleep(seconds: float) -> None:
+            waits.set()
+            time.sleep(seconds)
+
+        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=sleep))
         idle = threading.Thread(
             target=wait_for_group, args=(made.locks, made.group), daemon=True
         )
         idle.start()
-        time.sleep(0.5)
-        assert 100 not in fast._marks
-        assert idle.is_alive()
+        assert waits.wait(20.0)
         slow._child.kill()
         wait_for(lambda: 100 in fast._marks)
         idle.join(20.0)

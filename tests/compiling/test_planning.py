@@ -1,9 +1,12 @@
 """One planner a node serves all who ask; one that fails is named."""
 
 import contextlib
+import dataclasses
 import json
 import os
+import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +14,8 @@ from typing import Any
 
 import pytest
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
+from vllm_deep_gemm_warmup.compiling.locks import Locks
+from vllm_deep_gemm_warmup.compiling.planning import Answer, Planning
 from vllm_deep_gemm_warmup.compiling.session import Session
 from vllm_deep_gemm_warmup.compiling.store import PlanStore
 
@@ -68,6 +73,23 @@ def open_sessions(config: Callable[..., Config]) -> Iterator[Open]:
 
 def spec(name: str) -> dict[str, Any]:
     return {"name": name}
+
+
+def settle(*sessions: Session) -> None:
+    """Have all of them settle; one that would wait for ever fails."""
+    waiting = [threading.Thread(target=s.settle, daemon=True) for s in sessions]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join(60.0)
+        assert not thread.is_alive()
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def entries(session: Session, name: str) -> list[str]:
@@ -128,6 +150,119 @@ def test_a_spec_that_cannot_be_planned_is_named_and_the_others_are_built(
     assert sessions[0].outcomes["gemm.k0"].built
 
 
+def test_who_waits_for_another_rank_s_planner_is_told_that_there_is_no_plan(
+    planner: Callable[..., Any], open_sessions: Open, tmp_path: Path
+) -> None:
+    """The rank that plans goes on to a collective, and serves until it ends."""
+    gate = tmp_path / "go"
+    starts = planner(f"while not os.path.exists({str(gate)!r}): time.sleep(0.02)")
+    sessions = open_sessions()
+    sessions[0].add_spec(spec("x"))
+    wait_for(tmp_path / "planners")
+    for session in sessions[1:]:
+        session.add_spec(spec("x"))
+    gate.touch()
+    settle(*sessions)
+    assert {s.plan_of(spec("x")) for s in sessions} == {"no such kernel"}
+    assert len(starts()) == 1
+    # The planner still serves.
+    sessions[1].add_spec(spec("a"))
+    settle(sessions[1])
+    assert entries(sessions[1], "a") == KERNELS["a"]
+
+
+def test_another_context_s_planner_is_not_waited_for(
+    planner: Callable[..., Any], config: Callable[..., Config], tmp_path: Path
+) -> None:
+    """Two engines with one cache, and not with one SM count."""
+    planner('json.loads(sys.argv[1])["target"][2] == 132 and time.sleep(600)')
+    other = dataclasses.replace(CONTEXT, sm_count=114)
+    with Session(config()) as slow, Session(config(context=other)) as session:
+        slow.add_spec(spec("a"))
+        wait_for(tmp_path / "planners")
+        session.add_spec(spec("a"))
+        settle(session)
+        assert entries(session, "a") == KERNELS["a"]
+
+
+@pytest.fixture
+def plan_here(
+    config: Callable[..., Config],
+) -> Iterator[Callable[..., Planning]]:
+    """Makes what a coordinator has, in this process; ``limit`` and ``linger``."""
+    made = config()
+    made.work.mkdir(parents=True)
+    locks = Locks(made.locks)
+    with contextlib.ExitStack() as stack:
+
+        def make(**seconds: float) -> Planning:
+            planning = Planning(
+                CONTEXT,
+                PlanStore(made.work, CONTEXT),
+                locks,
+                made.library,
+                os.environ,
+                **{"limit": 60.0, "linger": 60.0, **seconds},
+            )
+            stack.callback(planning.stop)
+            return planning
+
+        yield make
+    locks.close()
+
+
+def answers(planning: Planning) -> list[Answer]:
+    """Step until it is done."""
+    found: list[Answer] = []
+    while planning.busy:
+        ready = planning.descriptor is not None and select_now(planning.descriptor)
+        found += planning.step(ready)
+    return found
+
+
+def select_now(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0.05)[0])
+
+
+def test_a_planner_with_nothing_to_do_ends_and_another_rank_may_start_one(
+    planner: Callable[..., Any],
+    plan_here: Callable[..., Planning],
+    config: Callable[..., Config],
+) -> None:
+    starts = planner()
+    planning = plan_here(linger=0.0)
+    planning.add(spec("a"))
+    (answer,) = answers(planning)
+    assert answer.kernels is not None
+    list(planning.step(readable=False))
+    assert planning.descriptor is None
+    with Session(config()) as session:
+        session.add_spec(spec("c"))
+        settle(session)
+        assert entries(session, "c") == KERNELS["c"]
+    assert len(starts()) == 2
+    planning.add(spec("b"))
+    (answer,) = answers(planning)
+    assert answer.kernels is not None
+    assert len(starts()) == 3
+
+
+def test_a_planner_that_hangs_is_not_tried_by_rank_after_rank(
+    planner: Callable[..., Any], plan_here: Callable[..., Planning]
+) -> None:
+    planner("time.sleep(600)")
+    first, second = plan_here(limit=0.0), plan_here()
+    for planning in (first, second):
+        planning.add(spec("a"))
+        (answer,) = answers(planning)
+        assert answer.problem == "the planner was silent for 0 s"
+    # Another start tries it again.
+    later = plan_here()
+    later.add(spec("a"))
+    assert list(later.step(readable=False)) == []
+    assert later.descriptor is not None
+
+
 def test_a_planner_that_ends_is_named_with_its_last_words(
     planner: Callable[..., Any], open_sessions: Open
 ) -> None:
@@ -155,10 +290,7 @@ def test_when_a_rank_is_killed_another_one_plans(
     sessions = open_sessions()
     for session in sessions[:2]:
         session.add_spec(spec("a"))
-    end = time.monotonic() + 60
-    while not (tmp_path / "planners").exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_for(tmp_path / "planners")
     (first,) = starts()
     (tmp_path / "go").touch()
     owner = _parent(first)

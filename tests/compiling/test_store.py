@@ -67,3 +67,19 @@ def test_wishes_of_one_context_are_seen_until_they_are_met(tmp_path: Path) -> No
     assert list(PlanStore(tmp_path, CONTEXT).wishes()) == [SPEC]
     store.save(SPEC, KERNELS)
     assert list(store.wishes()) == []
+
+
+def test_why_there_is_no_plan_is_told_until_there_is_one(tmp_path: Path) -> None:
+    store = PlanStore(tmp_path, CONTEXT)
+    store.wish(SPEC)
+    store.refuse(SPEC, "it cannot be")
+    first = PlanStore(tmp_path, CONTEXT).refusal(SPEC)
+    assert first is not None
+    assert first.reason == "it cannot be"
+    assert list(store.wishes()) == []
+    store.refuse(SPEC, "it cannot be")
+    # Who waits since the first one is told of the second.
+    assert store.refusal(SPEC) != first
+    assert store.refusal(None) is None
+    store.save(SPEC, KERNELS)
+    assert store.refusal(SPEC) is None

@@ -35,6 +35,41 @@ def test_the_package_imports_nothing_of_vllm_s() -> None:
     assert users == USES_THE_BASE
 
 
+def test_only_tools_use_the_proof() -> None:
+    """What runs in an engine has nothing of what proves it."""
+    proof = "vllm_deep_gemm_warmup.proof"
+    package = {
+        ("vllm_deep_gemm_warmup", *path.relative_to(PACKAGE).parts): path
+        for path in PACKAGE.rglob("*.py")
+        if PACKAGE / "tree" not in path.parents
+    }
+    tree = {
+        tuple(name.split(".")): Path(path)
+        for name, path in overlay.tree_modules(overlay.tree_root()).items()
+    }
+    users = {
+        module[1]
+        for module, path in {**package, **tree}.items()
+        if any(
+            f"{name}.".startswith(f"{proof}.")
+            for name in absolute(ast.parse(path.read_text()), module)
+        )
+    }
+    assert users == {"proof", "offline"}
+
+
+def absolute(tree: ast.AST, module: tuple[str, ...]) -> Iterator[str]:
+    """Every module that may be imported, by its whole name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = module[: -node.level] if node.level else ()
+            base = [*above, *(node.module or "").split(".")]
+            for alias in node.names:
+                yield ".".join(filter(None, [*base, alias.name]))
+
+
 def test_our_tree_reads_no_environment() -> None:
     """Settings come from `settings`, facts from what reads them, the rest is vLLM's."""
     for path in map(Path, overlay.tree_modules(overlay.tree_root()).values()):

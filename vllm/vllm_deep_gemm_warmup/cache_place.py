@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .compiling.store import FOLDER
-from .kernel_caches import EntryState, KernelCache
+from .kernel_caches import FOLDER, EntryState, KernelCache
 
 # A kernel is some 100 kB, and nvcc's own files are larger for a moment.
 _PROBE_BYTES = 1 << 20

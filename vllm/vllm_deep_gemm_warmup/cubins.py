@@ -1,4 +1,4 @@
-"""Decides whether a file is a whole cubin, as far as a file can tell."""
+"""Decides what a cubin is: whether a file is a whole one, and an empty kernel's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 
 _HEADER = struct.Struct("<4sBB10xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
 _CLASS_64, _MACHINE_CUDA, _NO_BITS = 2, 190, 8
+# Header values that nvcc 13.0 writes; the second byte of the flags is the SM's number.
+_OSABI, _ABI_VERSION, _FLAGS = 0x41, 8, 0x06000004
+_ENTRY_POINT = 0x10  # st_other of a __global__ function
 
 
 def is_whole(path: Path) -> bool:
@@ -45,3 +49,39 @@ def _holds_its_parts(header: bytes, file: int, size: int) -> bool:
         kind == _NO_BITS or offset + length <= size
         for _, kind, _, _, offset, length, *_ in _SECTION.iter_unpack(table)
     )
+
+
+def cubin(name: str, sm: int = 90) -> bytes:
+    """Return an ELF64 cubin for ``sm`` with the one kernel ``name`` of 128 bytes."""
+    code = bytes(128)
+    names = b"\0.shstrtab\0.strtab\0.symtab\0.text." + name.encode() + b"\0"
+    strings = b"\0" + name.encode() + b"\0"
+    symbols = bytes(_SYMBOL.size) + _SYMBOL.pack(
+        1, (1 << 4) | 2, _ENTRY_POINT, 4, 0, len(code)
+    )
+    parts = (names, strings, symbols, code)
+    kinds = (
+        # name, type, flags, link, info, align, entry size
+        (names.index(b".shstrtab"), 3, 0, 0, 0, 1, 0),
+        (names.index(b".strtab"), 3, 0, 0, 0, 1, 0),
+        (names.index(b".symtab"), 2, 0, 2, 1, 8, _SYMBOL.size),
+        (names.index(b".text."), 1, 6, 3, 1, 128, 0),
+    )
+    blob, sections = bytearray(_HEADER.size), bytearray(_SECTION.size)
+    for part, (at, kind, flags, link, info, align, size) in zip(
+        parts, kinds, strict=True
+    ):
+        blob += bytes(-len(blob) % align)
+        sections += _SECTION.pack(
+            at, kind, flags, 0, len(blob), len(part), link, info, align, size,
+        )  # fmt: skip
+        blob += part
+    blob += bytes(-len(blob) % 8)
+    header = struct.pack(
+        "<4sBBBBB7sHHIQQQIHHHHHH",
+        b"\x7fELF", 2, 1, 1, _OSABI, _ABI_VERSION, b"",
+        2, _MACHINE_CUDA, 1, 0, 0, len(blob), _FLAGS | sm << 8,
+        _HEADER.size, 0, 0, _SECTION.size, len(kinds) + 1, 1,
+    )  # fmt: skip
+    blob[: len(header)] = header
+    return bytes(blob + sections)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from . import cubins
 
+# In DeepGEMM's folder, beside its entries: what this package keeps of them.
+FOLDER = "deep_gemm_warmup"
+
 
 class EntryState(enum.Enum):
     """What a library makes of an entry.

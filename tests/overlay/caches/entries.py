@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from vllm_deep_gemm_warmup import cubins
 from vllm_deep_gemm_warmup.kernel_caches import KernelCache
-from vllm_deep_gemm_warmup.proof.fake_nvcc import cubin
 
 _PR_CAPBSET_DROP = 24
 _VERSION_3 = 0x20080522
@@ -28,7 +28,7 @@ def write_entry(cache: KernelCache, number: int, version: str = "13.0.88") -> Pa
     entry = cache.folder / entry_name(number)
     entry.mkdir(parents=True)
     (entry / "kernel.cu").write_text(f"// {number}\n")
-    (entry / "kernel.cubin").write_bytes(cubin("sm90_fp8_gemm_1d2d_impl"))
+    (entry / "kernel.cubin").write_bytes(cubins.cubin("sm90_fp8_gemm_1d2d_impl"))
     meta = {"compiler_info": {"path": "/x/nvcc", "version": f"V{version}"}}
     (entry / "meta.json").write_text(json.dumps(meta))
     (entry / ".committed").touch()

@@ -16,7 +16,6 @@ from vllm_deep_gemm_warmup.kernel_caches import (
     deep_gemm,
     flashinfer,
 )
-from vllm_deep_gemm_warmup.proof.fake_nvcc import cubin
 
 from .entries import as_it_is, as_plain_user, entry_name, make_read_only, write_entry
 
@@ -161,13 +160,13 @@ def test_flashinfer_builds_in_place(tmp_path: Path) -> None:
         (cache.folder / name).mkdir(parents=True)
     (cache.folder / names[0] / "kernel.cu").write_text("being built")
     (cache.folder / names[1] / "nvcc_kernel.cubin").write_bytes(b"\x7fELF")
-    (cache.folder / names[2] / "nvcc_kernel.cubin").write_bytes(cubin("kernel"))
+    (cache.folder / names[2] / "nvcc_kernel.cubin").write_bytes(cubins.cubin("kernel"))
     assert cache_care.mend(cache) == Mended(set_aside=(names[1],))
 
 
 def test_a_cubin_cut_anywhere_is_not_whole(tmp_path: Path) -> None:
     path = tmp_path / "kernel.cubin"
-    content = cubin("kernel")
+    content = cubins.cubin("kernel")
     path.write_bytes(content)
     assert cubins.is_whole(path)
     for length in range(0, len(content), 7):

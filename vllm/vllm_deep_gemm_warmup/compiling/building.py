@@ -123,14 +123,11 @@ class Builds:
                 self._locks.give_back_cpu(run.cpu)
                 self._locks.give_back(run.kernel.entry)
                 yield outcome
-        for kernel in list(self._waiting.values()):
-            if publish.is_whole(self._cache, kernel.entry):
-                del self._waiting[kernel.entry]
-                yield Outcome(kernel.entry, built=True)
-            elif len(self._running) < self._workers:
-                outcome = self._try_to_start(kernel)
-                if outcome is not None:
-                    yield outcome
+        for entry in list(self._waiting):
+            if publish.is_whole(self._cache, entry):
+                del self._waiting[entry]
+                yield Outcome(entry, built=True)
+        yield from self._start_what_fits()
 
     def stop(self) -> None:
         """End every compiler and leave nothing of theirs behind."""
@@ -141,24 +138,30 @@ class Builds:
             publish.discard(run.places.folder)
         self._running.clear()
 
-    def _try_to_start(self, kernel: Kernel) -> Outcome | None:
-        if not self._locks.take(kernel.entry):
-            return None  # another process of the node builds it
-        settled = self._settled(kernel)
-        if settled is not None:
-            self._locks.give_back(kernel.entry)
-            del self._waiting[kernel.entry]
-            return settled
-        cpu = self._locks.take_cpu(self._workers)
-        if cpu is None:
-            self._locks.give_back(kernel.entry)
-            return None
-        del self._waiting[kernel.entry]
+    def _start_what_fits(self) -> Iterator[Outcome]:
+        """A CPU first: without one no kernel's lock is looked at, on a network too."""
+        cpu: int | None = None
+        for kernel in list(self._waiting.values()):
+            if cpu is None and len(self._running) < self._workers:
+                cpu = self._locks.take_cpu(self._workers)
+            if cpu is None:
+                return
+            # Else another process of the node builds it.
+            if self._locks.take(kernel.entry):
+                del self._waiting[kernel.entry]
+                outcome = self._settled(kernel) or self._try_to_start(kernel, cpu)
+                if outcome is None:
+                    cpu = None
+                else:
+                    self._locks.give_back(kernel.entry)
+                    yield outcome
+        if cpu is not None:
+            self._locks.give_back_cpu(cpu)
+
+    def _try_to_start(self, kernel: Kernel, cpu: int) -> Outcome | None:
         try:
             self._running.append(self._start(kernel, cpu))
         except OSError as error:
-            self._locks.give_back_cpu(cpu)
-            self._locks.give_back(kernel.entry)
             return Outcome(kernel.entry, failure=f"it cannot be built here: {error}")
         return None
 

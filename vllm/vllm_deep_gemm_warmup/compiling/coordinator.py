@@ -9,6 +9,10 @@ Requests: `{"spec": ..., "build": true}`: find its kernels, and build them if to
 `{"kernel": ...}`: build it; `{"settle": N}`: answer `{"settled": N}` once all is done
 that came before; `{"meet": N}`: answer `{"met": N}` once no process of the group has
 anything to do; `{"end": true}`: end.
+
+Beside what answers a request, an event `{"idle": true}` says that nothing is left to
+do or to wait for, and `{"idle": false}` that there is something again; it begins as
+if it were busy.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ from .store import Context, PlanStore, spec_key
 
 _TICK = 0.05
 _PLANNER_LIMIT = 300.0
+# The first GEMM adds specs, after the weights' load; the planner holds some 500 MB.
+_PLANNER_LINGER = 60.0
 # Builds wait for the plans of what is known, so that an estimate comes before them;
 # not for a spec that takes long to plan.
 _MOST_PATIENCE = 2.0
@@ -102,6 +108,7 @@ class Coordinator:
             config.library,
             environ,
             _PLANNER_LIMIT,
+            _PLANNER_LINGER,
         )
         self._builds = Builds(
             kernel_caches.deep_gemm(config.root),
@@ -119,6 +126,7 @@ class Coordinator:
         self._to_meet: list[int] = []
         self._announced = 0
         self._hold_until: float | None = None
+        self._idle = False
 
     @property
     def descriptor(self) -> int | None:
@@ -145,13 +153,19 @@ class Coordinator:
         if self._may_build():
             yield from self._announce()
             yield from map(_built, self._builds.step())
-        if self._planning.busy or self._builds.busy:
+        busy = self._planning.busy or self._builds.busy
+        if busy:
             self._locks.share(self._meeting)
-            return
-        self._locks.give_back(self._meeting)
-        yield from ({"settled": number} for number in self._to_settle)
-        self._to_settle.clear()
-        yield from self._meet()
+        else:
+            self._locks.give_back(self._meeting)
+            yield from ({"settled": number} for number in self._to_settle)
+            self._to_settle.clear()
+            yield from self._meet()
+        # Who waits for another rank's builds is not idle.
+        idle = not (busy or self._to_meet)
+        if idle != self._idle:
+            self._idle = idle
+            yield {"idle": idle}
 
     def stop(self) -> None:
         """End everything that was started."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from .. import node
 from ..standin import device, environment
 
 # Read by DeepGEMM, and by vLLM where it chooses how DeepGEMM is called.
@@ -39,9 +40,15 @@ def deciding_variables(
     )
 
 
-def process_group() -> str:
-    """Names the processes of an engine on this node: they have one parent."""
-    return f"{os.uname().nodename} {os.getppid()}"
+def process_group(environ: Mapping[str, str] | None = None) -> str:
+    """Names the processes that one launcher started on this node.
+
+    By the launcher's own name, which no other has: containers can share a host's
+    name, a process number and a cache, and two engines a shell. Without one, by
+    their parent.
+    """
+    named = (os.environ if environ is None else environ).get(node.MEETING)
+    return f"{os.uname().nodename} {named or os.getppid()}"
 
 
 def compiler_text(nvcc: Path) -> str:

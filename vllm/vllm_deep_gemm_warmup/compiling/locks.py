@@ -8,9 +8,7 @@ import os
 import time
 from pathlib import Path
 
-# Of 63 bits of offsets: the first byte for what there is one of, then the CPUs of each
-# host that shares the file, then all other names.
-_ONE_OF = {"planner": 0}
+# Of 63 bits of offsets: the CPUs of each host that shares the file, then all names.
 _HOSTS = 1 << 20
 _TICK = 0.05
 _NAMES = 1 << 40
@@ -70,8 +68,6 @@ class Locks:
         return _HOSTS + (self._host << 12) + cpu
 
     def _offset(self, name: str) -> int:
-        if name in _ONE_OF:
-            return _ONE_OF[name]
         return _NAMES + int(_digest(name)[:12], 16)
 
     def _lock(self, kind: int, offset: int) -> bool:
@@ -86,6 +82,11 @@ class Locks:
     def _unlock(self, offset: int) -> None:
         if self.working:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
+
+
+def planner_of(context: str) -> str:
+    """Name of the lock of who runs the planner for a context."""
+    return f"planner {context}"
 
 
 def meeting_of(group: str) -> str:

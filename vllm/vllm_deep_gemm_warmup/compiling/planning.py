@@ -1,4 +1,4 @@
-"""Decides who finds the kernels of which spec: one planner a node, for all who ask."""
+"""Decides who finds a spec's kernels: one planner a node and context, for all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 from . import children, recorder
 from .environment import Unplannable, planner_environment
 from .kernel import Kernel
-from .locks import Locks
-from .store import Context, PlanStore, spec_key
+from .locks import Locks, planner_of
+from .store import Context, PlanStore, Refusal, spec_key
 
 _MODULE = "vllm.model_executor.warmup.deep_gemm_jit.planner"
 _LOG_TAIL = 1500
@@ -146,8 +146,8 @@ def _parse(line: bytes) -> Answer:
 class Planning:
     """Has the kernels of specs found, by this process or by another of the node.
 
-    Whoever holds the node's lock runs the planner and serves the wishes of all. A
-    planner that has failed is not started again.
+    Whoever holds the context's lock runs the planner and serves the wishes of all. A
+    planner that has failed is not started again, by no process that was there then.
 
     Args:
         context: what the kernels are for.
@@ -156,6 +156,7 @@ class Planning:
         library: DeepGEMM's package.
         environ: the engine's environment.
         limit: seconds that the planner may be silent.
+        linger: seconds that it is kept with nothing to do: it takes seconds to start.
 
     """
 
@@ -167,15 +168,18 @@ class Planning:
         library: Path,
         environ: Mapping[str, str],
         limit: float,
+        linger: float,
     ) -> None:
         self._context, self._store, self._locks = context, store, locks
+        self._lock = planner_of(context.key)
         self._library, self._environ = library, environ
-        self._limit = limit
+        self._limit, self._linger = limit, linger
         self._wanted: dict[str, Mapping[str, Any]] = {}
-        self._wished: set[str] = set()
         self._asked: set[str] = set()
         self._planner: Planner | None = None
         self._broken: str | None = None
+        # Notes of another start; None is the planner's.
+        self._old: dict[str | None, Refusal | None] = {None: store.refusal(None)}
         self._heard = 0.0
 
     @property
@@ -190,7 +194,9 @@ class Planning:
 
     def add(self, spec: Mapping[str, Any]) -> None:
         """Have the kernels of a spec found."""
-        self._wanted[spec_key(spec)] = spec
+        key = spec_key(spec)
+        self._wanted[key] = spec
+        self._old[key] = self._store.refusal(spec)
 
     def step(self, readable: bool) -> Iterator[Answer]:
         """Start what can be started and collect answers; do not wait.
@@ -203,8 +209,7 @@ class Planning:
             yield from self._collect(self._planner)
         yield from self._find_stored()
         if self._wanted and self._planner is None and self._broken is None:
-            self._wish()
-            self._try_to_start()
+            self._start_or_wish()
         if self._planner is not None:
             self._serve(self._planner)
         if self._broken is not None:
@@ -220,34 +225,55 @@ class Planning:
     def _find_stored(self) -> Iterator[Answer]:
         for key, spec in list(self._wanted.items()):
             kernels = self._store.load(spec)
-            if kernels is not None:
+            reason = None if kernels is not None else self._refusal(spec)
+            if kernels is not None or reason is not None:
                 del self._wanted[key]
-                yield Answer(spec, kernels)
+                yield Answer(spec, kernels, reason)
 
-    def _wish(self) -> None:
-        for key in self._wanted.keys() - self._wished:
-            self._wished.add(key)
-            self._store.wish(self._wanted[key])
+    def _refusal(self, spec: Mapping[str, Any] | None) -> str | None:
+        """Why a process of the node has given up, since this one has asked."""
+        note = self._store.refusal(spec)
+        old = self._old[None if spec is None else spec_key(spec)]
+        return None if note is None or note == old else note.reason
 
-    def _try_to_start(self) -> None:
-        if not self._locks.take("planner"):
+    def _start_or_wish(self) -> None:
+        self._broken = self._refusal(None)
+        if self._broken is not None:
+            return
+        if not self._locks.take(self._lock):
+            for spec in self._wanted.values():
+                self._store.wish(spec)
             return
         self._heard = time.monotonic()
         try:
             self._planner = Planner(self._context, self._library, self._environ)
         except Unplannable as error:
-            self._break(str(error))
+            # Quickly found, and of this process's environment: others try.
+            self._broken = str(error)
+            self._end()
 
     def _serve(self, planner: Planner) -> None:
-        wishes = {spec_key(spec): spec for spec in self._store.wishes()}
-        if not self._asked:
-            self._heard = time.monotonic()
-        for key, spec in {**self._wanted, **wishes}.items():
+        for key, spec in {**self._wanted, **self._wishes()}.items():
             if key not in self._asked:
+                if not self._asked:
+                    self._heard = time.monotonic()
                 self._asked.add(key)
                 planner.ask(spec)
-        if self._asked and time.monotonic() - self._heard > self._limit:
+        silent = time.monotonic() - self._heard
+        if self._asked and silent > self._limit:
             self._break(f"the planner was silent for {self._limit:.0f} s")
+        elif not self._asked and silent > self._linger:
+            self._end()
+
+    def _wishes(self) -> dict[str, Mapping[str, Any]]:
+        """What others wait for; a wish can come as late as its plan."""
+        wishes: dict[str, Mapping[str, Any]] = {}
+        wishes |= {spec_key(spec): spec for spec in self._store.wishes()}
+        for key, spec in list(wishes.items()):
+            if key not in self._asked and self._store.load(spec) is not None:
+                self._store.unwish(spec)
+                del wishes[key]
+        return wishes
 
     def _collect(self, planner: Planner) -> Iterator[Answer]:
         try:
@@ -264,19 +290,23 @@ class Planning:
             self._asked.discard(key)
             if answer.kernels is not None:
                 self._store.save(answer.spec, answer.kernels)
-            self._store.unwish(answer.spec)
+            else:
+                self._store.refuse(answer.spec, answer.problem or "it did not say why")
             if self._wanted.pop(key, None) is not None:
                 yield answer
 
     def _break(self, reason: str) -> None:
+        """Give up, and tell who would wait for another planner as long."""
         self._broken = reason
+        self._store.refuse(None, reason)
         self._end()
 
     def _end(self) -> None:
         if self._planner is not None:
             self._planner.stop()
             self._planner = None
-        self._locks.give_back("planner")
+            self._asked.clear()
+        self._locks.give_back(self._lock)
 
     def _forget_wanted(self) -> None:
         for spec in self._wanted.values():

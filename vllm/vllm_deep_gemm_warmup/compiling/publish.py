@@ -13,11 +13,11 @@ import secrets
 import shutil
 from pathlib import Path
 
+from .. import cubins
 from ..kernel_caches import KernelCache
 from .kernel import Kernel, Places
 
 SOURCE, CUBIN, META = "kernel.cu", "kernel.cubin", "meta.json"
-_ELF = b"\x7fELF"
 
 
 class Unpublishable(Exception):
@@ -47,12 +47,13 @@ def finish(cache: KernelCache, kernel: Kernel, places: Places) -> None:
     """Make the folder an entry of the cache.
 
     Raises:
-        Unpublishable: there is no cubin in it.
+        Unpublishable: there is no whole cubin in it.
         OSError: the cache cannot be written.
 
     """
     folder = places.folder
-    _check_cubin(folder / CUBIN)
+    if not cubins.is_whole(folder / CUBIN):
+        raise Unpublishable(f"the compiler left no whole {CUBIN}")
     (folder / META).write_text(kernel.meta(places))
     (folder / cache.marker).touch()
     for name in (SOURCE, CUBIN, META, cache.marker):
@@ -79,15 +80,6 @@ def discard(folder: Path) -> None:
     """Remove a folder of ``begin``, if it is still there, and what lay in the way."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(folder.with_name(f"{folder.name}.damaged"), ignore_errors=True)
-
-
-def _check_cubin(path: Path) -> None:
-    if path.is_symlink() or not path.is_file():
-        raise Unpublishable(f"the compiler wrote no {CUBIN}")
-    with path.open("rb") as file:
-        head = file.read(len(_ELF))
-    if head != _ELF:
-        raise Unpublishable(f"the compiler's {CUBIN} is not an ELF file")
 
 
 def _sync(path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from ..proof.fake_nvcc import cubin
+from ..cubins import cubin
 
 _SCRIPT = """\
 #!/bin/sh

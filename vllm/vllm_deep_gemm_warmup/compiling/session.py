@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .building import Outcome
@@ -23,6 +24,7 @@ from .store import spec_key
 _MODULE = "vllm_deep_gemm_warmup.compiling.coordinator"
 _PATIENCE = 10.0
 _Event = Mapping[str, Any]
+logger = logging.getLogger("vllm.deep_gemm_warmup")
 
 
 class Ended(RuntimeError):
@@ -37,7 +39,7 @@ class Session:
     Args:
         config: what the coordinator is started with.
         listener: told of each event, in the reading thread; `missing` comes before
-            the first build.
+            the first build. What it raises is logged once and hinders nothing.
 
     Attributes:
         plans: spec's key -> its kernels, or why there are none.
@@ -59,6 +61,7 @@ class Session:
         self._next_mark = 0
         self._ended = False
         self._unheard: str | None = None
+        self._deaf = False
         self._specs: set[str] = set()
         self._owner = os.getpid()
         config.work.mkdir(parents=True, exist_ok=True)
@@ -188,23 +191,17 @@ class Session:
             with self._changed:
                 self._marks.add(mark)
                 self._changed.notify_all()
-        self._listener(event)
+        self._tell(event)
 
-
-def build(
-    kernels: Iterable[Kernel],
-    config: Config,
-    listener: Callable[[_Event], None] = lambda event: None,
-) -> Iterator[Outcome]:
-    """Build the kernels that are missing, each once a node; what became of each.
-
-    Raises:
-        Ended: the building process was killed.
-        OSError: none can be started.
-
-    """
-    with Session(config, listener) as session:
-        for kernel in kernels:
-            session.add_kernel(kernel)
-        session.settle()
-        yield from session.outcomes.values()
+    def _tell(self, event: _Event) -> None:
+        try:
+            self._listener(event)
+        # Border of a thread: it says how far things are, and they go on without it.
+        except Exception as error:
+            if not self._deaf:
+                logger.warning(
+                    "DeepGEMM warmup: progress (%s): %r; kernels are built without it",
+                    ", ".join(event),
+                    error,
+                )
+            self._deaf = True

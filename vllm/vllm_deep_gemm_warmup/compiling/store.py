@@ -13,7 +13,6 @@ from typing import Any
 
 from .kernel import Kernel
 
-FOLDER = "deep_gemm_warmup"
 # Counts changes of the files' format and of what our own code plans for a spec.
 _VERSION = 1
 _SpecJson = Mapping[str, Any]
@@ -58,8 +57,25 @@ class Context:
         return cls(**{**value, "variables": pairs})
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Why there is no plan.
+
+    Attributes:
+        reason: in words.
+        mark: tells it from an older one; clocks of two nodes need not agree.
+
+    """
+
+    reason: str
+    mark: str
+
+
 class PlanStore:
     """Plans and wishes for plans of one context, in a folder that processes share.
+
+    Beside them notes of why there is no plan: of a spec, or of any, where the planner
+    itself has failed. One counts for who was there before it; another start plans anew.
 
     Args:
         folder: beside the cache's entries, or a private one.
@@ -71,6 +87,7 @@ class PlanStore:
         self._context = context
         self._plans = folder / "plans" / context.key
         self._wishes = folder / "wishes" / context.key
+        self._refused = folder / "refused" / context.key
 
     def load(self, spec: _SpecJson) -> tuple[Kernel, ...] | None:
         """The kernels of a spec, or None where there is no plan that can be read."""
@@ -96,21 +113,42 @@ class PlanStore:
             _write(context, self._context.to_json())
         plan = {"spec": spec, "kernels": [kernel.to_json() for kernel in kernels]}
         _write(self._plans / _name(spec), plan)
+        (self._refused / _name(spec)).unlink(missing_ok=True)
         self.unwish(spec)
 
-    def forget(self, spec: _SpecJson) -> None:
-        """Drop a plan that turned out to be wrong."""
-        (self._plans / _name(spec)).unlink(missing_ok=True)
+    def refuse(self, spec: _SpecJson | None, reason: str) -> None:
+        """Tell who waits for a plan that it does not come; None: no plan does.
+
+        Raises:
+            OSError: the folder cannot be written.
+
+        """
+        self._refused.mkdir(parents=True, exist_ok=True)
+        note = {"reason": reason, "mark": secrets.token_hex(8)}
+        _write(self._refused / _name(spec), note)
+        if spec is not None:
+            self.unwish(spec)
+
+    def refusal(self, spec: _SpecJson | None) -> Refusal | None:
+        """Return the last note of a spec, or of the planner itself."""
+        try:
+            found = json.loads((self._refused / _name(spec)).read_text())
+            return Refusal(found["reason"], found["mark"])
+        # None, or not what we write: there is a planner to ask.
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def wish(self, spec: _SpecJson) -> None:
-        """Ask whoever plans on this node for a spec.
+        """Ask whoever plans on this node for a spec; nothing if that is asked for.
 
         Raises:
             OSError: the folder cannot be written.
 
         """
         self._wishes.mkdir(parents=True, exist_ok=True)
-        _write(self._wishes / _name(spec), spec)
+        # Others unwish what they have done with too.
+        if not (self._wishes / _name(spec)).exists():
+            _write(self._wishes / _name(spec), spec)
 
     def unwish(self, spec: _SpecJson) -> None:
         """Take the wish back."""
@@ -130,7 +168,7 @@ class PlanStore:
             yield wish
 
 
-def _name(spec: _SpecJson) -> str:
+def _name(spec: _SpecJson | None) -> str:
     return f"{_digest(spec)}.json"
 
 

@@ -18,8 +18,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..compiling.store import FOLDER
-from ..kernel_caches import EntryState, deep_gemm
+from ..kernel_caches import FOLDER, EntryState, deep_gemm
 from ..toolchain.recorded import record, recorded_answer
 from .manifest import ENTRY_FILES, FILE
 

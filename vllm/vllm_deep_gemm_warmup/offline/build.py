@@ -16,8 +16,7 @@ from typing import Any
 from .. import cache_care
 from ..compiling.coordinator import Config
 from ..compiling.session import Ended, Session
-from ..compiling.store import FOLDER
-from ..kernel_caches import KernelCache, deep_gemm
+from ..kernel_caches import FOLDER, KernelCache, deep_gemm
 from ..toolchain.recorded import FOLDER as RECORDED
 from ..toolchain.recorded import record
 from .arguments import Serving, add_serving, machine_for, read_serving

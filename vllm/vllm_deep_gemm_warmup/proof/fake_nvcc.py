@@ -3,15 +3,16 @@
 It stands in for the compiler of DeepGEMM's and FlashInfer's run-time kernels and does
 nothing else; any other use of it fails. Its version text says that it is a fake, so
 that DeepGEMM, which hashes that text, never takes its output for the real one's.
-This file runs as a program of its own: it imports the standard library only.
+It imports this package and the standard library only.
 """
 
 import re
 import shlex
-import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from vllm_deep_gemm_warmup.cubins import cubin
 
 RELEASE = "13.0"
 VERSION = f"""\
@@ -21,13 +22,15 @@ Built on Thu_Jan__1_00:00:00_AM_UTC_1970
 Cuda compilation tools, release {RELEASE}, V{RELEASE}.0
 Build cuda_{RELEASE}.r{RELEASE}/declared_fake_0
 """
+_MODULE = "vllm_deep_gemm_warmup.proof.fake_nvcc"
+_RUN = """\
+import sys
+sys.path.append({path!r})
+from {module} import main
+sys.exit(main(sys.argv[1:]))"""
 _KERNEL = re.compile(r"&\s*(?:\w+::)*(\w+)\s*<")
 _PLAIN = re.compile(r"__global__\s+(?:\w+\s+)*?void\s+(?:__\w+__\([^)]*\)\s*)*(\w+)")
 _ARCHITECTURE = re.compile(r"-arch(?:itecture)?=sm_(\d+)")
-# Header values that nvcc 13.0 writes; the second byte of the flags is the SM's number.
-_OSABI, _ABI_VERSION, _MACHINE, _FLAGS = 0x41, 8, 190, 0x06000004
-_ENTRY_POINT = 0x10  # st_other of a __global__ function
-_HEADER, _SECTION, _SYMBOL = 64, 64, 24
 
 
 def kernel_name(source: str) -> str:
@@ -44,43 +47,6 @@ def architecture(arguments: Sequence[str]) -> int:
     """Return the SM number that is compiled for; Hopper's where none is named."""
     found = _ARCHITECTURE.search(" ".join(arguments))
     return int(found[1]) if found else 90
-
-
-def cubin(name: str, sm: int = 90) -> bytes:
-    """Return an ELF64 cubin for ``sm`` with the one kernel ``name`` of 128 bytes."""
-    code = bytes(128)
-    names = b"\0.shstrtab\0.strtab\0.symtab\0.text." + name.encode() + b"\0"
-    strings = b"\0" + name.encode() + b"\0"
-    symbols = bytes(_SYMBOL) + struct.pack(
-        "<IBBHQQ", 1, (1 << 4) | 2, _ENTRY_POINT, 4, 0, len(code)
-    )
-    parts = (names, strings, symbols, code)
-    kinds = (
-        # name, type, flags, link, info, align, entry size
-        (names.index(b".shstrtab"), 3, 0, 0, 0, 1, 0),
-        (names.index(b".strtab"), 3, 0, 0, 0, 1, 0),
-        (names.index(b".symtab"), 2, 0, 2, 1, 8, _SYMBOL),
-        (names.index(b".text."), 1, 6, 3, 1, 128, 0),
-    )
-    blob, sections = bytearray(_HEADER), bytearray(_SECTION)
-    for part, (at, kind, flags, link, info, align, size) in zip(
-        parts, kinds, strict=True
-    ):
-        blob += bytes(-len(blob) % align)
-        sections += struct.pack(
-            "<IIQQQQIIQQ",
-            at, kind, flags, 0, len(blob), len(part), link, info, align, size,
-        )  # fmt: skip
-        blob += part
-    blob += bytes(-len(blob) % 8)
-    header = struct.pack(
-        "<4sBBBBB7sHHIQQQIHHHHHH",
-        b"\x7fELF", 2, 1, 1, _OSABI, _ABI_VERSION, b"",
-        2, _MACHINE, 1, 0, 0, len(blob), _FLAGS | sm << 8,
-        _HEADER, 0, 0, _SECTION, len(kinds) + 1, 1,
-    )  # fmt: skip
-    blob[: len(header)] = header
-    return bytes(blob + sections)
 
 
 def _output(arguments: Sequence[str]) -> str | None:
@@ -118,16 +84,13 @@ def main(arguments: Sequence[str]) -> int:
 def install(folder: Path, python: str = sys.executable) -> Path:
     """Write an executable ``nvcc`` into ``folder`` and return its path.
 
-    The program is a shell line that runs this file without site packages: an
+    The program is a shell line that runs this module without site packages: an
     interpreter with them starts ten times slower.
     """
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "nvcc"
-    line = shlex.join([python, "-I", "-S", str(Path(__file__).resolve())])
+    run = _RUN.format(path=str(Path(__file__).resolve().parents[2]), module=_MODULE)
+    line = shlex.join([python, "-I", "-S", "-c", run])
     program.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
     program.chmod(0o755)
     return program
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -19,7 +19,6 @@ from vllm.model_executor.warmup.deep_gemm_jit.work import describe_work
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm_deep_gemm_warmup.compiling.building import Outcome
 from vllm_deep_gemm_warmup.compiling.kernel import shape_text
-from vllm_deep_gemm_warmup.compiling.store import Context
 
 from ...real_layers import FP8, load
 from .specs import linear_spec
@@ -114,9 +113,8 @@ def test_a_kernel_that_could_not_be_built_is_a_row_and_not_tried_again(
         Kernel(f"gemm.{rows}", "", "{}", shape_text({"rows": rows}))
         for rows in (64, 128, 256)
     )
-    context = Context(9, 0, 132, "", "", (), False)
     ready = Ready(
-        KernelPlan(context, {spec: kernels}, {}),
+        KernelPlan({spec: kernels}, {}),
         {
             "gemm.64": Outcome("gemm.64", 2.0, built=True),
             "gemm.128": Outcome(

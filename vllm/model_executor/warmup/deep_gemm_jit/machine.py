@@ -13,7 +13,8 @@ from vllm_deep_gemm_warmup.compiling.environment import (
     deciding_variables,
     process_group,
 )
-from vllm_deep_gemm_warmup.compiling.store import FOLDER, Context
+from vllm_deep_gemm_warmup.compiling.store import Context
+from vllm_deep_gemm_warmup.kernel_caches import FOLDER
 from vllm_deep_gemm_warmup.settings import Settings
 
 from .spec import Target

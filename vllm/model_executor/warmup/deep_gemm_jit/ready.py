@@ -75,7 +75,7 @@ def find_full(specs: Iterable[Spec], config: Config) -> Ready | None:
         if kernels is None:
             return None
         found[spec] = kernels
-    plan = KernelPlan(config.context, found, {})
+    plan = KernelPlan(found, {})
     if not all(is_whole(cache, entry) for entry in plan.entries):
         return None
     return Ready(plan)
@@ -106,5 +106,5 @@ def make_ready(specs: Iterable[Spec], work: Work) -> Ready:
         session.meet()
     except Ended as error:
         problem = str(error)
-    plan = plan_from_session(wanted, work.config.context, session)
+    plan = plan_from_session(wanted, session)
     return Ready(plan, dict(session.outcomes), problem)
