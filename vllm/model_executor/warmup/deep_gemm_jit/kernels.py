@@ -1,14 +1,13 @@
 """Decides what a plan of kernels is: those of every spec, each with a call for it."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
 from vllm_deep_gemm_warmup.compiling.kernel import Kernel
 from vllm_deep_gemm_warmup.compiling.session import Session
-from vllm_deep_gemm_warmup.compiling.store import Context
+from vllm_deep_gemm_warmup.compiling.store import Context, plain
 
 from .spec import Spec, spec_from_json
 
@@ -127,5 +126,5 @@ def plan_from_session(
 
 def json_of(spec: Spec) -> dict[str, Any]:
     """Return the spec as every process that hears of it has it: lists, no tuples."""
-    value: dict[str, Any] = json.loads(json.dumps(spec.to_json()))
+    value: dict[str, Any] = plain(spec.to_json())
     return value
