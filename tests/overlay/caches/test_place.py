@@ -139,7 +139,6 @@ def test_the_plugin_places_once_a_node_and_the_operators_folder_wins(
     cache: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G57: `VLLM_CACHE_ROOT` and `DG_JIT_CACHE_DIR` name different folders."""
-    pytest.importorskip("vllm")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
     environ = {
         "DG_JIT_CACHE_DIR": str(cache.root),
