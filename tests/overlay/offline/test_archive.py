@@ -8,14 +8,16 @@ import os
 import subprocess
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from vllm_deep_gemm_warmup import cli
-from vllm_deep_gemm_warmup.kernel_caches import KernelCache, deep_gemm
+from vllm_deep_gemm_warmup.kernel_caches import EntryState, KernelCache, deep_gemm
 from vllm_deep_gemm_warmup.offline import archive
 from vllm_deep_gemm_warmup.offline.archive import ArchiveError
 from vllm_deep_gemm_warmup.offline.manifest import Manifest, cubin_digest
+from vllm_deep_gemm_warmup.proof.fake_nvcc import cubin
 from vllm_deep_gemm_warmup.toolchain import recorded
 
 from ..caches.entries import as_it_is, entry_name, write_entry
@@ -37,6 +39,7 @@ def cache(tmp_path: Path) -> KernelCache:
     plan = made.root / "deep_gemm_warmup" / "plans" / "0a" / "1b.json"
     plan.parent.mkdir(parents=True)
     plan.write_text("{}")
+    manifest_of(made).write(made.root)
     return made
 
 
@@ -166,6 +169,46 @@ def test_what_is_there_stays(file: Path, tmp_path: Path) -> None:
     assert made.entries() == {entry_name(number) for number in (0, 1, 2, 8)}
 
 
+def test_packs_of_one_compiler_are_joined(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """G58: the manifest lists both; what was there is as it was."""
+    made = deep_gemm(tmp_path / "new")
+    (write_entry(made, 1) / "kernel.cubin").write_bytes(cubin("sm90_other"))
+    write_entry(made, 8)
+    recorded.record(made.root, ANSWER)
+    replace(manifest_of(made), model="first").write(made.root)
+    plan = made.root / "deep_gemm_warmup" / "plans" / "0a" / "1b.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text("[]")
+    before = as_it_is(made.root)
+    for _ in range(2):
+        archive.unpack(file, made.root)
+        manifest = Manifest.read(made.root)
+        assert manifest.kernels.keys() == set(map(entry_name, (0, 1, 2, 8)))
+        assert manifest.joined == ("m --tensor-parallel-size 8",)
+        assert manifest.specs == 8
+    after = as_it_is(made.root)
+    assert before.items() - {("manifest.json", before["manifest.json"])} <= (
+        after.items()
+    )
+    assert cli.main(["status", str(made.root)]) == 0
+    said = capsys.readouterr().out
+    assert "first --tensor-parallel-size 8\n          m --tensor" in said
+
+
+def test_a_pack_of_another_compiler_is_refused(file: Path, tmp_path: Path) -> None:
+    """A host without an nvcc would find the kernels of one of them alone."""
+    made = deep_gemm(tmp_path / "new")
+    write_entry(made, 8)
+    recorded.record(made.root, ANSWER.replace("V13.0.88", "V13.0.96"))
+    before = as_it_is(made.root)
+    with pytest.raises(ArchiveError, match="another compiler"):
+        archive.unpack(file, made.root)
+    (made.root / "tmp").rmdir()
+    assert as_it_is(made.root) == before
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_of_a_bad_pack_nothing_is_taken(file: Path, tmp_path: Path, kind: str) -> None:
     rewrite(file, BAD[kind])
@@ -223,7 +266,8 @@ def test_verbs_say_it_in_one_line(
 
 
 def manifest_of(cache: KernelCache, *extra: str) -> Manifest:
-    kernels = {name: cubin_digest(cache, name) for name in cache.entries()}
+    whole = (n for n, state in cache.judge_all() if state is EntryState.WHOLE)
+    kernels = {name: cubin_digest(cache, name) for name in whole}
     return Manifest(
         model="m",
         arguments=("--tensor-parallel-size", "8"),
