@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import subprocess
 import tarfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -195,6 +197,35 @@ def test_packs_of_one_compiler_are_joined(
     assert cli.main(["status", str(made.root)]) == 0
     said = capsys.readouterr().out
     assert "first --tensor-parallel-size 8\n          m --tensor" in said
+
+
+def test_processes_with_one_clock_and_one_seed_do_not_collide(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G59."""
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    root = tmp_path / "new"
+    go, give = os.pipe()
+    children = []
+    for _ in range(8):
+        pid = os.fork()
+        if pid == 0:
+            status = 99
+            try:
+                os.close(give)
+                os.read(go, 1)  # ends for all at once
+                random.seed(0)
+                status = archive.unpack(file, root)[0]
+            finally:
+                os._exit(status)
+        children.append(pid)
+    os.close(go)
+    os.close(give)
+    new = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert sum(new) == 3
+    assert list(Manifest.read(root).problems(root)) == []
+    assert list((root / "tmp").iterdir()) == []
 
 
 def test_a_pack_of_another_compiler_is_refused(file: Path, tmp_path: Path) -> None:
