@@ -102,7 +102,7 @@ def device_runs_deep_gemm() -> bool:
     """
     from vllm.platforms import current_platform
 
-    return current_platform.is_cuda() and current_platform.support_deep_gemm()
+    return bool(current_platform.is_cuda() and current_platform.support_deep_gemm())
 
 
 def place_caches(environ: MutableMapping[str, str]) -> None:
