@@ -214,7 +214,8 @@ def test_a_compiler_that_hangs_is_stopped_with_its_children(
 ) -> None:
     hang = f"if [ $name = k0 ]; then sleep 600 & echo $! > {tmp_path}/pid; wait; fi"
     outcomes = run(config(hang, limit=1.0), names(2))
-    assert outcomes["k0"].failure == "nvcc did not end within 1 s, it was stopped"
+    stopped = f"{tmp_path}/nvcc did not end within 1 s, it was stopped"
+    assert outcomes["k0"].failure == stopped
     assert outcomes["k1"].built
     pid = int((tmp_path / "pid").read_text())
     wait_for(lambda: not is_running(pid))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vllm_deep_gemm_warmup import overlay
@@ -81,21 +81,80 @@ def test_our_tree_reads_no_environment() -> None:
         assert not names & {"environ", "getenv", "putenv"}, path
 
 
-def test_planning_and_reporting_start_no_device() -> None:
-    """Of the warmup's own files these talk to DeepGEMM; the others are values."""
+# Of the warmup's own files these talk to DeepGEMM, by vLLM's module of it or by the
+# library itself; the others are values. Those that ask a question alone are below.
+TALKS = {
+    "backend.py",
+    "entry_points/einsum.py",
+    "entry_points/gemm.py",
+    "entry_points/grouped.py",
+    "entry_points/hc_prenorm.py",
+    "entry_points/masked.py",
+    "entry_points/mqa_logits.py",
+    "monitor.py",
+    "sm_counts.py",
+}
+ASKS = {
+    "adapters/batched_experts.py": {"is_deep_gemm_e8m0_used"},
+    "adapters/experts.py": {"is_deep_gemm_e8m0_used"},
+    "adapters/mhc.py": {"is_deep_gemm_supported"},
+    "library.py": {
+        "DeepGemmQuantScaleFMT",
+        "_import_deep_gemm",
+        "is_deep_gemm_e8m0_used",
+    },
+    "machine.py": {"_import_deep_gemm"},
+}
+DEEP_GEMM = ("vllm.utils.deep_gemm", "vllm.third_party.deep_gemm", "deep_gemm")
+
+
+def taken(tree: ast.AST) -> Iterator[str]:
+    """What a file takes of DeepGEMM, wherever in it; "*" for a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ("*" for alias in node.names if alias.name in DEEP_GEMM)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            module = node.module or ""
+            for alias in node.names:
+                if module in DEEP_GEMM:
+                    yield alias.name
+                elif f"{module}.{alias.name}" in DEEP_GEMM:
+                    yield "*"
+
+
+def test_few_files_talk_to_deep_gemm() -> None:
     tree = overlay.tree_root() / "model_executor/warmup/deep_gemm_jit"
-    talking = {
-        path.relative_to(tree).parts[0]
+    found = {
+        path.relative_to(tree).as_posix(): set(taken(ast.parse(path.read_text())))
         for path in tree.rglob("*.py")
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ImportFrom)
-        and not node.level
-        and (node.module or "").split(".")[0] == "vllm"
     }
-    assert talking == {
-        "backend.py",
-        "build.py",
-        "entry_points",
-        "monitor.py",
-        "sm_counts.py",
+    talking = {name: names for name, names in found.items() if names}
+    assert talking == {name: {"*"} for name in TALKS} | ASKS
+
+
+def at_import(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run when a file is imported; types are not imported then."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try, ast.With)):
+            if "TYPE_CHECKING" not in ast.unparse(node).partition(":")[0]:
+                yield from at_import(n for n in ast.iter_child_nodes(node)
+                                     if isinstance(n, ast.stmt))  # fmt: skip
+        elif isinstance(node, ast.ClassDef):
+            yield from at_import(node.body)
+
+
+def test_planning_and_reporting_start_no_device() -> None:
+    """Importing vLLM's modules starts it, so the others import it in functions."""
+    tree = overlay.tree_root() / "model_executor/warmup/deep_gemm_jit"
+    importing = {
+        path.relative_to(tree).as_posix()
+        for path in tree.rglob("*.py")
+        for node in at_import(ast.parse(path.read_text()).body)
+        if any(
+            name.split(".")[0] == "vllm"
+            for name in imported(ast.Module([node], []))
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+        )
     }
+    assert importing == TALKS | {"build.py"}

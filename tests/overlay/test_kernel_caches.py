@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from vllm_deep_gemm_warmup import kernel_caches
 from vllm_deep_gemm_warmup.kernel_caches import (
     KernelCache,
     deep_gemm,
@@ -41,3 +44,30 @@ def test_an_entry_is_a_folder_with_its_marker(
     (tmp_path / "tmp" / "elsewhere" / marker).touch()
     assert cache.entries() == {name}
     assert cache.entries(known={name}) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"XDG_CACHE_HOME": "/xdg"},
+        {"XDG_CACHE_HOME": "~/xdg"},
+        {"VLLM_CACHE_ROOT": "~/root", "XDG_CACHE_HOME": "/xdg"},
+        {"VLLM_CACHE_ROOT": ""},
+    ],
+)
+def test_the_folder_is_where_vllm_puts_it(
+    given: dict[str, str], installed_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_CACHE_HOME", "VLLM_CACHE_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    theirs = runpy.run_path(str(installed_base / "envs.py"))
+    root = Path(theirs["environment_variables"]["VLLM_CACHE_ROOT"]())
+    assert kernel_caches.vllm_root(os.environ) == root
+    assert kernel_caches.deep_gemm_root(given) == root / "deep_gemm"
+
+
+def test_an_operators_folder_wins() -> None:
+    assert kernel_caches.deep_gemm_root({"DG_JIT_CACHE_DIR": "/dg"}) == Path("/dg")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_deep_gemm_warmup import plugin
+from vllm_deep_gemm_warmup import plugin, standin
 from vllm_deep_gemm_warmup.settings import check_settings, read_settings
 
 # vLLM's own part in it: its list of variables, and a logger with a handler.
-ENVS = """\
-environment_variables = {'VLLM_PORT': lambda: None}
-VLLM_CACHE_ROOT = '/vllm-cache'
+ENVS = "environment_variables = {'VLLM_PORT': lambda: None}\n"
+# Its answers, by the name of a device.
+PLATFORMS = """\
+import os
+DEVICE = os.environ.get('DEVICE', 'h100')
+class current_platform:
+    is_cuda = staticmethod(lambda: DEVICE in ('h100', 'a100'))
+    support_deep_gemm = staticmethod(lambda: DEVICE in ('h100', 'some day'))
 """
 REGISTER = """
 import logging, sys
@@ -28,7 +36,8 @@ from vllm_deep_gemm_warmup.settings import check_settings
 
 @pytest.fixture
 def engine(patched: Any) -> Any:
-    (patched.site_packages / "vllm" / "envs.py").write_text(ENVS)
+    for name, text in (("envs", ENVS), ("platforms", PLATFORMS)):
+        (patched.site_packages / "vllm" / f"{name}.py").write_text(text)
     return patched
 
 
@@ -231,7 +240,10 @@ def test_toolchain_of_pip_is_set_for_this_process_and_its_children(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "/vllm-cache/flashinfer_deep_gemm"),
+        (
+            {"VLLM_CACHE_ROOT": "/vllm-cache"},
+            "/vllm-cache/flashinfer_deep_gemm",
+        ),
         ({"TRTLLM_DG_CACHE_DIR": "/the/operator's"}, "/the/operator's"),
     ],
 )
@@ -258,3 +270,44 @@ def test_switched_off_deep_gemm_leaves_the_environment_alone(
     )
     assert engine.run(code, VLLM_USE_DEEP_GEMM="0") == "True"
     assert engine.run(code) == "False"
+
+
+@pytest.mark.parametrize("device", ["a100", "mi300x", "some day"])
+def test_a_device_without_deep_gemm_is_left_alone(
+    engine: Any, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRTLLM_DG_CACHE_DIR", raising=False)
+    given = {"DEVICE": device, "VLLM_CACHE_ROOT": str(tmp_path / "root")}
+    code = REGISTER + (
+        "import os\nbefore = dict(os.environ)\nregister()\n"
+        "print(before == dict(os.environ))"
+    )
+    assert engine.run(code, **given) == "True"
+    assert not (tmp_path / "root").exists()
+    # What the operator said is read all the same.
+    wrong = engine.start(code, **given, VLLM_DEEP_GEMM_WARMUP="Relax")
+    assert "ValueError: VLLM_DEEP_GEMM_WARMUP" in wrong.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["h100", None])
+def test_the_device_is_known_without_cuda(device: str | None, tmp_path: Path) -> None:
+    """With the real vLLM: CUDA would not outlive the fork of an engine."""
+    root = tmp_path / "root"
+    environ = {**standin.without(os.environ), "VLLM_CACHE_ROOT": str(root)}
+    environ.pop("DG_JIT_CACHE_DIR", None)
+    if device:
+        environ = standin.environment(device, base_env=environ)
+    code = (
+        "import torch\nfrom vllm_deep_gemm_warmup.plugin import register\n"
+        "register()\nprint(torch.cuda.is_initialized())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
+    assert (root / "deep_gemm" / "cache").is_dir() == (device is not None)

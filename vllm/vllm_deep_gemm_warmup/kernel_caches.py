@@ -118,6 +118,22 @@ def deep_gemm(root: Path) -> KernelCache:
     )
 
 
+def vllm_root(environ: Mapping[str, str]) -> Path:
+    """The folder that vLLM 0.33.0 puts every cache into (its `envs.py`)."""
+    home = environ.get("XDG_CACHE_HOME", "~/.cache")
+    # Not Path.expanduser, which raises where there is no home.
+    return Path(
+        os.path.expanduser(environ.get("VLLM_CACHE_ROOT", f"{home}/vllm"))  # noqa: PTH111
+    )
+
+
+def deep_gemm_root(environ: Mapping[str, str] | None = None) -> Path:
+    """The folder that vLLM 0.33.0 tells DeepGEMM of (`vllm/utils/deep_gemm.py`)."""
+    environ = os.environ if environ is None else environ
+    given = environ.get("DG_JIT_CACHE_DIR")
+    return Path(given) if given else vllm_root(environ) / "deep_gemm"
+
+
 def flashinfer(root: Path) -> KernelCache:
     """Of the folder in `TRTLLM_DG_CACHE_DIR`: FlashInfer's own DeepGEMM.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from . import cache_place, finder, kernel_caches, toolchain
@@ -35,7 +35,8 @@ def register() -> None:
     The first process of a tree, an API server's, also has its `/metrics` show what
     the others count.
 
-    Where it stood aside, only its own switch is checked: stock vLLM runs, with
+    On a device that does not run DeepGEMM, only the settings are checked. Where it
+    stood aside, only its own switch is checked: stock vLLM runs, with
     stock vLLM's rules.
 
     Raises:
@@ -57,9 +58,12 @@ def register() -> None:
     check_settings(os.environ)
     if os.environ.get("VLLM_USE_DEEP_GEMM") == "0":
         return
+    if not device_runs_deep_gemm():
+        return
     facts = toolchain.read_facts()
     os.environ.update(toolchain.variables(facts))
-    os.environ.update(toolchain.recorded_variables(facts, deep_gemm_root(os.environ)))
+    root = kernel_caches.deep_gemm_root(os.environ)
+    os.environ.update(toolchain.recorded_variables(facts, root))
     place_flashinfer_cache(os.environ)
     collect_builds(os.environ)
     place_caches(os.environ)
@@ -87,18 +91,18 @@ def place_flashinfer_cache(environ: MutableMapping[str, str]) -> None:
     By itself it takes a folder in the home directory, which a volume mounted at
     `VLLM_CACHE_ROOT` does not keep. An operator's choice stays.
     """
-    from vllm import envs
-
-    folder = Path(envs.VLLM_CACHE_ROOT) / "flashinfer_deep_gemm"
+    folder = kernel_caches.vllm_root(environ) / "flashinfer_deep_gemm"
     environ.setdefault("TRTLLM_DG_CACHE_DIR", str(folder))
 
 
-def deep_gemm_root(environ: Mapping[str, str]) -> Path:
-    """The folder that vLLM will tell DeepGEMM of."""
-    from vllm import envs
+def device_runs_deep_gemm() -> bool:
+    """Whether this host's devices are ones that vLLM runs DeepGEMM on.
 
-    default = Path(envs.VLLM_CACHE_ROOT) / "deep_gemm"
-    return Path(environ.get("DG_JIT_CACHE_DIR") or default)
+    vLLM asks NVML; CUDA itself must not begin in a process that forks engines.
+    """
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cuda() and current_platform.support_deep_gemm())
 
 
 def place_caches(environ: MutableMapping[str, str]) -> None:
@@ -108,7 +112,11 @@ def place_caches(environ: MutableMapping[str, str]) -> None:
     does without a cache where it is imported before the folder exists.
     """
     for name, cache_at, root in (
-        ("DG_JIT_CACHE_DIR", kernel_caches.deep_gemm, deep_gemm_root(environ)),
+        (
+            "DG_JIT_CACHE_DIR",
+            kernel_caches.deep_gemm,
+            kernel_caches.deep_gemm_root(environ),
+        ),
         (
             "TRTLLM_DG_CACHE_DIR",
             kernel_caches.flashinfer,

@@ -48,6 +48,28 @@ def test_a_folder_that_can_be_written_is_taken_and_made(
     assert list(elsewhere.iterdir()) == []
 
 
+def test_many_processes_make_the_same_folder_together(tmp_path: Path) -> None:
+    """G51: what is there already is no failure."""
+    root = tmp_path / "not" / "yet" / "there"
+    go, give = os.pipe()
+    children = []
+    for _ in range(32):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.close(give)
+                os.read(go, 1)  # ends for all at once
+                status = int(cache_place.write_problem(root) is not None)
+            finally:
+                os._exit(status)
+        children.append(pid)
+    os.close(go)
+    os.close(give)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 32
+    assert [list(folder.iterdir()) for folder in root.iterdir()] == [[], []]
+
+
 def test_a_whole_read_only_cache_serves_and_is_not_written(
     cache: KernelCache, elsewhere: Path
 ) -> None:
@@ -139,7 +161,6 @@ def test_the_plugin_places_once_a_node_and_the_operators_folder_wins(
     cache: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G57: `VLLM_CACHE_ROOT` and `DG_JIT_CACHE_DIR` name different folders."""
-    pytest.importorskip("vllm")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
     environ = {
         "DG_JIT_CACHE_DIR": str(cache.root),

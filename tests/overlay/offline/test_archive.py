@@ -5,17 +5,21 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import subprocess
 import tarfile
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from vllm_deep_gemm_warmup import cli
-from vllm_deep_gemm_warmup.kernel_caches import KernelCache, deep_gemm
+from vllm_deep_gemm_warmup.kernel_caches import EntryState, KernelCache, deep_gemm
 from vllm_deep_gemm_warmup.offline import archive
 from vllm_deep_gemm_warmup.offline.archive import ArchiveError
 from vllm_deep_gemm_warmup.offline.manifest import Manifest, cubin_digest
+from vllm_deep_gemm_warmup.proof.fake_nvcc import cubin
 from vllm_deep_gemm_warmup.toolchain import recorded
 
 from ..caches.entries import as_it_is, entry_name, write_entry
@@ -37,6 +41,7 @@ def cache(tmp_path: Path) -> KernelCache:
     plan = made.root / "deep_gemm_warmup" / "plans" / "0a" / "1b.json"
     plan.parent.mkdir(parents=True)
     plan.write_text("{}")
+    manifest_of(made).write(made.root)
     return made
 
 
@@ -166,6 +171,75 @@ def test_what_is_there_stays(file: Path, tmp_path: Path) -> None:
     assert made.entries() == {entry_name(number) for number in (0, 1, 2, 8)}
 
 
+def test_packs_of_one_compiler_are_joined(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """G58: the manifest lists both; what was there is as it was."""
+    made = deep_gemm(tmp_path / "new")
+    (write_entry(made, 1) / "kernel.cubin").write_bytes(cubin("sm90_other"))
+    write_entry(made, 8)
+    recorded.record(made.root, ANSWER)
+    replace(manifest_of(made), model="first").write(made.root)
+    plan = made.root / "deep_gemm_warmup" / "plans" / "0a" / "1b.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text("[]")
+    before = as_it_is(made.root)
+    for _ in range(2):
+        archive.unpack(file, made.root)
+        manifest = Manifest.read(made.root)
+        assert manifest.kernels.keys() == set(map(entry_name, (0, 1, 2, 8)))
+        assert manifest.joined == ("m --tensor-parallel-size 8",)
+        assert manifest.specs == 8
+    after = as_it_is(made.root)
+    assert before.items() - {("manifest.json", before["manifest.json"])} <= (
+        after.items()
+    )
+    assert cli.main(["status", str(made.root)]) == 0
+    said = capsys.readouterr().out
+    assert "first --tensor-parallel-size 8\n          m --tensor" in said
+
+
+def test_processes_with_one_clock_and_one_seed_do_not_collide(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G59."""
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    root = tmp_path / "new"
+    go, give = os.pipe()
+    children = []
+    for _ in range(8):
+        pid = os.fork()
+        if pid == 0:
+            status = 99
+            try:
+                os.close(give)
+                os.read(go, 1)  # ends for all at once
+                random.seed(0)
+                status = archive.unpack(file, root)[0]
+            finally:
+                os._exit(status)
+        children.append(pid)
+    os.close(go)
+    os.close(give)
+    new = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert sum(new) == 3
+    assert list(Manifest.read(root).problems(root)) == []
+    assert list((root / "tmp").iterdir()) == []
+
+
+def test_a_pack_of_another_compiler_is_refused(file: Path, tmp_path: Path) -> None:
+    """A host without an nvcc would find the kernels of one of them alone."""
+    made = deep_gemm(tmp_path / "new")
+    write_entry(made, 8)
+    recorded.record(made.root, ANSWER.replace("V13.0.88", "V13.0.96"))
+    before = as_it_is(made.root)
+    with pytest.raises(ArchiveError, match="another compiler"):
+        archive.unpack(file, made.root)
+    (made.root / "tmp").rmdir()
+    assert as_it_is(made.root) == before
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_of_a_bad_pack_nothing_is_taken(file: Path, tmp_path: Path, kind: str) -> None:
     rewrite(file, BAD[kind])
@@ -223,7 +297,8 @@ def test_verbs_say_it_in_one_line(
 
 
 def manifest_of(cache: KernelCache, *extra: str) -> Manifest:
-    kernels = {name: cubin_digest(cache, name) for name in cache.entries()}
+    whole = (n for n, state in cache.judge_all() if state is EntryState.WHOLE)
+    kernels = {name: cubin_digest(cache, name) for name in whole}
     return Manifest(
         model="m",
         arguments=("--tensor-parallel-size", "8"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from vllm_deep_gemm_warmup import toolchain
+from vllm_deep_gemm_warmup.compiling.environment import Unplannable, compiler_text
 from vllm_deep_gemm_warmup.toolchain import Facts, Toolchain
 
 from .toolkits import NOWHERE, SAYS, one_line, script
@@ -177,6 +179,21 @@ def test_replaced_nvcc_is_asked_again(
     assert isinstance(toolchain.describe(given), Toolchain)
 
 
+def test_headers_are_read_once_for_each_of_their_states(
+    toolkit: Callable[..., Path], facts: Callable[..., Facts]
+) -> None:
+    """Every layer asks; the file has some 700 kB."""
+    home = toolkit("13.0", headers=13000)
+    header = next(home.rglob("cuda_runtime_api.h"))
+    state = header.stat()
+    toolchain.describe(facts(CUDA_HOME=home))
+    header.write_text(header.read_text().replace("13000", "12090"))
+    os.utime(header, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert isinstance(toolchain.describe(facts(CUDA_HOME=home)), Toolchain)
+    os.utime(header)
+    one_line(toolchain.describe(facts(CUDA_HOME=home)))
+
+
 def test_nvcc_is_asked_once(
     toolkit: Callable[..., Path], facts: Callable[..., Facts], tmp_path: Path
 ) -> None:
@@ -184,4 +201,16 @@ def test_nvcc_is_asked_once(
     home = toolkit(body=f"echo x >> {log}\n" + SAYS.format("13.0"))
     for _ in range(5):
         toolchain.describe(facts(CUDA_HOME=home))
+        assert "release 13.0" in compiler_text(home / "bin" / "nvcc")
     assert log.read_text() == "x\n"
+
+
+@pytest.mark.parametrize("body", ["exit 3\n", None])
+def test_without_an_answer_nothing_is_planned(
+    toolkit: Callable[..., Path], body: str | None
+) -> None:
+    nvcc = toolkit(body=body or "") / "bin" / "nvcc"
+    if body is None:
+        nvcc.unlink()
+    with pytest.raises(Unplannable, match="nvcc --version"):
+        compiler_text(nvcc)

@@ -6,13 +6,13 @@ Also what of it decides a plan, and how a planner's process is given its own cac
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from .. import node
 from ..standin import device, environment
+from ..toolchain.answer import ask
 
 # Read by DeepGEMM, and by vLLM where it chooses how DeepGEMM is called.
 _PREFIXES = ("DG_", "VLLM_USE_DEEP_GEMM", "VLLM_BATCH_INVARIANT")
@@ -20,8 +20,6 @@ _PREFIXES = ("DG_", "VLLM_USE_DEEP_GEMM", "VLLM_BATCH_INVARIANT")
 _PLACES = ("DG_JIT_CACHE_DIR", "DG_JIT_NVCC_COMPILER")
 # Of the engine's processes and not of the planner's one.
 _OTHERS = ("CUDA_VISIBLE_DEVICES", "STANDIN_GPU_TRACE", "VLLM_PLUGINS")
-
-_PATIENCE = 60.0
 
 
 class Unplannable(Exception):
@@ -59,15 +57,13 @@ def compiler_text(nvcc: Path) -> str:
 
     """
     try:
-        done = subprocess.run(
-            ["/bin/sh", "-c", '"$0" --version 2>&1', nvcc],
-            capture_output=True,
-            timeout=_PATIENCE,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        answer = ask(nvcc)
+    except OSError as error:
         raise Unplannable(f"`nvcc --version`: {error}") from error
-    return done.stdout.decode(errors="surrogateescape")
+    if answer.text is None or answer.code != 0:
+        how = "no answer in time" if answer.text is None else f"status {answer.code}"
+        raise Unplannable(f"`nvcc --version` ({nvcc}): {how}")
+    return answer.text
 
 
 def planner_environment(

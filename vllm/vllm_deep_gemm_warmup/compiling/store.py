@@ -93,7 +93,7 @@ class PlanStore:
         """The kernels of a spec, or None where there is no plan that can be read."""
         try:
             found = json.loads((self._plans / _name(spec)).read_text())
-            if found["spec"] != _plain(spec):
+            if found["spec"] != plain(spec):
                 return None
             return tuple(map(Kernel.from_json, found["kernels"]))
         # Missing, cut off, or not what we write: it is planned anew.
@@ -177,9 +177,9 @@ def spec_key(spec: _SpecJson) -> str:
     return _digest(spec)
 
 
-def _plain(spec: _SpecJson) -> Any:
+def plain(value: Any) -> Any:
     """As JSON gives it back: lists in place of tuples."""
-    return json.loads(json.dumps(spec))
+    return json.loads(json.dumps(value))
 
 
 def _digest(value: Any) -> str:

@@ -16,11 +16,12 @@ import secrets
 import shutil
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..kernel_caches import FOLDER, EntryState, deep_gemm
 from ..toolchain.recorded import record, recorded_answer
-from .manifest import ENTRY_FILES, FILE
+from .manifest import ENTRY_FILES, FILE, Manifest, ManifestError, cubin_digest
 
 CHECKSUMS = "checksums.json"
 # What `nvcc --version` answered: DeepGEMM asks for it even where it builds nothing.
@@ -94,12 +95,13 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 def unpack(file: Path, root: Path) -> tuple[int, int]:
     """Put the kernels of a file into a cache; return (new entries, those there).
 
-    An entry that is there stays as it is. Everything is checked before the first
-    entry comes in, each of which comes in whole.
+    What is there stays as it is, and a manifest gets the new kernels. Everything is
+    checked before the first entry comes in, each of which comes in whole.
 
     Raises:
         ArchiveError: it is no such file, a member has another name or kind than
-            `pack` writes, or a checksum differs.
+            `pack` writes, a checksum differs, or another compiler built what is
+            there: a host without one could find the kernels of only one of them.
         OSError: the file cannot be read, or the folder written.
 
     """
@@ -108,7 +110,12 @@ def unpack(file: Path, root: Path) -> tuple[int, int]:
     staged.mkdir(parents=True)
     try:
         entries = _extract(file, staged)
-        return _publish(staged, root, entries)
+        _check_compiler(file, staged, root)
+        manifest = _joined(file, staged, root)
+        counts = _publish(staged, root, entries)
+        if manifest is not None:
+            manifest.write(root)
+        return counts
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 
@@ -174,6 +181,42 @@ def _check(file: Path, staged: Path, digests: dict[str, str]) -> None:
             raise ArchiveError(f"{file}: {name} is not a whole kernel")
 
 
+def _check_compiler(file: Path, staged: Path, root: Path) -> None:
+    mine = recorded_answer(root)
+    if mine is None or not (staged / VERSION_TEXT).is_file():
+        return
+    if mine.encode(errors="surrogateescape") != (staged / VERSION_TEXT).read_bytes():
+        raise ArchiveError(
+            f"{file}: another compiler built it than what is in {root}; unpack it "
+            "into a folder of its own"
+        )
+
+
+def _joined(file: Path, staged: Path, root: Path) -> Manifest | None:
+    """Return the manifest that the folder is to have; None where neither has one."""
+    try:
+        theirs = Manifest.read(staged) if (staged / FILE).is_file() else None
+    except ManifestError as error:
+        raise ArchiveError(f"{file}: {FILE} is damaged") from error
+    if theirs is not None:
+        theirs = replace(theirs, kernels=_as_it_will_be(theirs, root))
+    try:
+        mine = Manifest.read(root) if (root / FILE).is_file() else None
+    except ManifestError as error:
+        raise ArchiveError(str(error)) from error
+    return mine.join(theirs) if mine and theirs else mine or theirs
+
+
+def _as_it_will_be(manifest: Manifest, root: Path) -> dict[str, str]:
+    """Return its kernels; one that is there will stay, and may have other bytes."""
+    cache = deep_gemm(root)
+    present = cache.entries()
+    return {
+        entry: cubin_digest(cache, entry) if entry in present else digest
+        for entry, digest in manifest.kernels.items()
+    }
+
+
 def _publish(staged: Path, root: Path, entries: list[str]) -> tuple[int, int]:
     cache = deep_gemm(root)
     cache.folder.mkdir(exist_ok=True)
@@ -189,10 +232,9 @@ def _publish(staged: Path, root: Path, entries: list[str]) -> tuple[int, int]:
     for path in (staged / FOLDER).rglob("*.json"):
         target = root / path.relative_to(staged)
         target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
-    if (staged / FILE).is_file():
-        (staged / FILE).replace(root / FILE)
-    if (staged / VERSION_TEXT).is_file():
+        if not target.exists():
+            path.replace(target)
+    if (staged / VERSION_TEXT).is_file() and recorded_answer(root) is None:
         text = (staged / VERSION_TEXT).read_bytes()
         record(root, text.decode(errors="surrogateescape"))
     return new, len(entries) - new

@@ -16,6 +16,7 @@ from typing import Any
 from .. import cache_care
 from ..compiling.coordinator import Config
 from ..compiling.session import Ended, Session
+from ..compiling.store import plain
 from ..kernel_caches import FOLDER, KernelCache, deep_gemm
 from ..toolchain.recorded import FOLDER as RECORDED
 from ..toolchain.recorded import record
@@ -87,7 +88,7 @@ def _check_output(root: Path, serving: Serving) -> Needs | None:
         return None
     try:
         begun = json.loads((root / BEGUN).read_text())
-        if begun["command"] == _plain(serving) and names <= _OURS:
+        if begun["command"] == plain(asdict(serving)) and names <= _OURS:
             same = begun["versions"] == _versions()
             return Needs.from_json(begun["needs"]) if same else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -101,7 +102,7 @@ def _check_output(root: Path, serving: Serving) -> Needs | None:
 def _begin(root: Path, serving: Serving, needs: Needs) -> None:
     root.mkdir(parents=True, exist_ok=True)
     begun = {
-        "command": _plain(serving),
+        "command": plain(asdict(serving)),
         "versions": _versions(),
         "needs": needs.to_json(),
     }
@@ -111,10 +112,6 @@ def _begin(root: Path, serving: Serving, needs: Needs) -> None:
     # What an interrupted command was building; no other command may write here.
     shutil.rmtree(root / "tmp", ignore_errors=True)
     cache_care.mend(deep_gemm(root))
-
-
-def _plain(serving: Serving) -> Any:
-    return json.loads(json.dumps(asdict(serving)))
 
 
 def _versions() -> dict[str, str]:

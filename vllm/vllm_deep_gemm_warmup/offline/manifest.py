@@ -10,7 +10,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -41,6 +41,7 @@ class Manifest:
         variables: those that were set and decide on a kernel, by name.
         specs: how many were planned.
         kernels: entry -> SHA-256 of its cubin; what is planned and not built has "".
+        joined: what others that came into the folder later were for, a line each.
 
     """
 
@@ -54,6 +55,12 @@ class Manifest:
     variables: Mapping[str, str]
     specs: int
     kernels: Mapping[str, str]
+    joined: tuple[str, ...] = ()
+
+    @property
+    def purpose(self) -> str:
+        """What it was built for, in a line."""
+        return " ".join((self.model, *self.arguments))
 
     @classmethod
     def read(cls, root: Path) -> Self:
@@ -68,7 +75,8 @@ class Manifest:
             value = json.loads(path.read_text())
             if value.pop("format") != _FORMAT:
                 raise ManifestError(f"{path}: another format; use the version of it")
-            return cls(**{**value, "arguments": tuple(value["arguments"])})
+            lists = {n: tuple(v) for n, v in value.items() if isinstance(v, list)}
+            return cls(**{**value, **lists})
         except OSError as error:
             raise ManifestError(f"{path}: {error.strerror}") from error
         except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
@@ -88,6 +96,20 @@ class Manifest:
             temporary.replace(root / FILE)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def join(self, other: Self) -> Self:
+        """Return the manifest of a folder that another's kernels have come into.
+
+        What both list is as this one has it: an entry that was there has stayed.
+        """
+        added = dict.fromkeys((*self.joined, other.purpose, *other.joined))
+        added.pop(self.purpose, None)
+        return replace(
+            self,
+            specs=self.specs + (other.specs if added.keys() - self.joined else 0),
+            kernels={**other.kernels, **self.kernels},
+            joined=tuple(added),
+        )
 
     def problems(self, root: Path) -> Iterator[str]:
         """Yield a line for each kernel that is missing or is not what was built."""

@@ -33,7 +33,8 @@ def unpack(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="vllm-deep-gemm unpack",
         description="Put the kernels of such a file into a folder for "
-        "DG_JIT_CACHE_DIR. Kernels that are there stay. A kernel is code: take files "
+        "DG_JIT_CACHE_DIR. What is there stays, and another compiler's kernels are "
+        "refused. A kernel is code: take files "
         "from those alone whose code you would run.",
     )
     parser.add_argument("file", type=Path, metavar="FILE")

@@ -8,14 +8,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..compiling.building import building_seconds
 from ..compiling.coordinator import Config
 from ..compiling.kernel import Kernel
 from ..compiling.session import Ended, Session
 from .arguments import add_serving, machine_for, read_serving
 from .ask import AskError, Needs, UsageError
-
-# Wall seconds of one kernel on a server's CPU: 2.1 to 2.6 (DeepGEMM #94).
-SECONDS_A_KERNEL = 2.5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,7 +74,7 @@ def describe(needs: Needs, kernels: dict[str, Kernel], workers: int) -> list[str
     for entry in kernels:
         name = entry.partition(".")[0]
         counts[name] = counts.get(name, 0) + 1
-    seconds = SECONDS_A_KERNEL * -(-len(kernels) // workers)
+    seconds = building_seconds(len(kernels), workers)
     total = f"{len(kernels)} kernels of {len(needs.specs)} specs on {needs.target}"
     return [
         f"{total}, up to {needs.max_tokens} tokens a step, {needs.ranks} ranks asked",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from .. import cache_care
 from ..cache_keys import read_key_parts
-from ..kernel_caches import EntryState, KernelCache, deep_gemm
+from ..kernel_caches import EntryState, KernelCache, deep_gemm, deep_gemm_root
 from .manifest import FILE, Manifest, ManifestError
 
 
@@ -27,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("folder", type=Path, nargs="?", metavar="DIR",
         help="default: the folder that vLLM would take")  # fmt: skip
-    root = parser.parse_args(argv).folder or default_folder(os.environ)
+    root = parser.parse_args(argv).folder or deep_gemm_root()
     cache = deep_gemm(root)
     if not root.is_dir():
         print(f"{root}: no such folder", file=sys.stderr)
@@ -35,15 +34,6 @@ def main(argv: Sequence[str]) -> int:
     lines, healthy = _describe(cache)
     print("\n".join(lines))
     return 0 if healthy else 1
-
-
-def default_folder(environ: Mapping[str, str]) -> Path:
-    """DeepGEMM's folder as vLLM 0.33.0 names it (`vllm/utils/deep_gemm.py`)."""
-    if given := environ.get("DG_JIT_CACHE_DIR"):
-        return Path(given)
-    root = environ.get("VLLM_CACHE_ROOT")
-    cache_home = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (Path(root).expanduser() if root else cache_home / "vllm") / "deep_gemm"
 
 
 def _describe(cache: KernelCache) -> tuple[list[str], bool]:
@@ -84,10 +74,10 @@ def _manifest(root: Path, lines: list[str]) -> int:
         return 1
     problems = list(manifest.problems(root))
     count, wrong = len(manifest.kernels), len(problems)
-    given = " ".join(manifest.arguments)
     versions = ", ".join(f"{name} {text}" for name, text in manifest.versions.items())
     lines += [
-        f"manifest  {manifest.model} {given}".rstrip(),
+        f"manifest  {manifest.purpose}",
+        *(f"          {purpose}" for purpose in manifest.joined),
         f"          {manifest.device} ({manifest.target}), {versions}",
         f"          {count} kernels of {manifest.specs} specs, {wrong} not as built",
         *(f"missing   {line}" for line in problems),

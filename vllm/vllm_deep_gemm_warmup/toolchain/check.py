@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-import subprocess
 from pathlib import Path
 
+from .answer import Answer, FileState, ask, state_of
 from .facts import HOST_FLAG_VARIABLES, Facts, breaks_shell, read_facts
 from .lookup import locate
 from .recorded import is_recorded
@@ -49,7 +49,7 @@ def describe(facts: Facts, *, linked: bool = False) -> Toolchain | Unusable:
             "another character that means something there",
             "name it by a link without such characters",
         )
-    answer = _nvcc_version(str(nvcc), _file_state(nvcc), facts.patience)
+    answer = _release(ask(nvcc, facts.patience))
     if isinstance(answer, str):
         return Unusable(probed, answer, other_toolkit())
     if answer is not None and answer < OLDEST_NVCC:
@@ -88,14 +88,21 @@ def _header_version(nvcc: Path) -> Version | None:
     folder = nvcc.resolve().parent.parent
     places = (folder / "include", *sorted(folder.glob("targets/*/include")))
     for place in places:
+        header = place / "cuda_runtime_api.h"
         try:
-            text = (place / "cuda_runtime_api.h").read_text(errors="replace")
+            return _release_in(header, state_of(header))
         except OSError:
             continue
-        match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
-        number = int(match[1]) if match else 0
-        return (number // 1000, number % 1000 // 10) if match else None
     return None
+
+
+@functools.lru_cache(maxsize=64)
+def _release_in(header: Path, state: FileState) -> Version | None:
+    """Cached by path and file state: it has some 700 kB, and each layer asks."""
+    text = header.read_text(errors="replace")
+    match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
+    number = int(match[1]) if match else 0
+    return (number // 1000, number % 1000 // 10) if match else None
 
 
 def _missing_host_compiler(facts: Facts) -> str | None:
@@ -109,34 +116,13 @@ def _missing_host_compiler(facts: Facts) -> str | None:
     return next((name for name in ("g++", "gcc") if not facts.which(name)), None)
 
 
-def _file_state(path: Path) -> tuple[int, int]:
-    state = path.stat()
-    return state.st_mtime_ns, state.st_size
-
-
-@functools.lru_cache(maxsize=64)
-def _nvcc_version(
-    nvcc: str, state: tuple[int, int], patience: float
-) -> Version | str | None:
-    """nvcc's release, or what is wrong with it, or None when it is too slow.
-
-    Cached by path and file state. Runs it as DeepGEMM does: `nvcc --version 2>&1`
-    by the shell, which also runs a script without a first line.
-    """
-    try:
-        done = subprocess.run(
-            ["/bin/sh", "-c", '"$0" --version 2>&1', nvcc],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=patience,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+def _release(answer: Answer) -> Version | str | None:
+    """nvcc's release, or what is wrong with it, or None when it is too slow."""
+    if answer.text is None:
         return None
-    if done.returncode != 0:
-        return f"`nvcc --version` failed with exit code {done.returncode}"
-    match = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    if answer.code != 0:
+        return f"`nvcc --version` failed with exit code {answer.code}"
+    match = re.search(r"release (\d+)\.(\d+)", answer.text)
     if match is None:
         return "`nvcc --version` names no release"
     return int(match[1]), int(match[2])

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .answer import PATIENCE
+
 HOME_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 COMPILER_VARIABLE = "DG_JIT_NVCC_COMPILER"
 HOST_FLAG_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
@@ -49,7 +51,7 @@ class Facts:
     pip_roots: tuple[Path, ...] = ()
     fallback: Path = FALLBACK_HOME
     driver_folders: tuple[Path, ...] = ()
-    patience: float = 60.0
+    patience: float = PATIENCE
 
     def get(self, name: str) -> str | None:
         """The variable's value; None where it is unset or empty."""

@@ -1,12 +1,12 @@
 """Decides what a plan of kernels is: those of every spec, each with a call for it."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm_deep_gemm_warmup.compiling.kernel import Kernel
 from vllm_deep_gemm_warmup.compiling.session import Session
+from vllm_deep_gemm_warmup.compiling.store import plain
 
 from .spec import Spec
 
@@ -56,5 +56,5 @@ def plan_from_session(specs: Iterable[Spec], session: Session) -> KernelPlan:
 
 def json_of(spec: Spec) -> dict[str, Any]:
     """Return the spec as every process that hears of it has it: lists, no tuples."""
-    value: dict[str, Any] = json.loads(json.dumps(spec.to_json()))
+    value: dict[str, Any] = plain(spec.to_json())
     return value

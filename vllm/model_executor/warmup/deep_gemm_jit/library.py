@@ -96,11 +96,7 @@ def _why_not(name: str, import_module: Callable[[str], ModuleType]) -> str:
 
 
 def _cache_problem() -> str | None:
-    # vLLM has named the folder by now: it does when it imports the library.
-    for cache in kernel_caches.read_kernel_caches():
-        if cache == kernel_caches.deep_gemm(cache.root):
-            return describe_cache(str(cache.root))
-    return None
+    return describe_cache(str(kernel_caches.deep_gemm_root()))
 
 
 @functools.cache

@@ -40,7 +40,7 @@ def read_config(target: Target, settings: Settings) -> Config:
     if isinstance(compiler, toolchain.Unusable):
         raise Unplannable(str(compiler))
     library = _library()
-    root = _cache_root()
+    root = kernel_caches.deep_gemm_root().absolute()
     context = Context(
         major=target.major,
         minor=target.minor,
@@ -69,13 +69,6 @@ def _library() -> pathlib.Path:
     if module is None or not module.__file__:
         raise Unplannable("there is no DeepGEMM library")
     return pathlib.Path(module.__file__).parent
-
-
-def _cache_root() -> pathlib.Path:
-    for cache in kernel_caches.read_kernel_caches():
-        if cache == kernel_caches.deep_gemm(cache.root):
-            return cache.root.absolute()
-    raise Unplannable("DG_JIT_CACHE_DIR is not set")
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from vllm_deep_gemm_warmup.compiling.kernel import Kernel, Places, shape_text
 from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
 
 from .cache import CacheWatch
+from .calls import describe_failure
 from .entry_points import STRATEGIES, Shape
 from .spec import EntryPoint, Spec, Target, spec_from_json
 
@@ -99,7 +100,7 @@ def _answer(spec: Spec, number: int, request: Mapping[str, Any]) -> dict[str, An
         )
     # Worker process: whatever keeps this spec from being planned is said to the engine.
     except Exception as error:
-        reason = " ".join(str(error).split("\nC++ trace")[0].split())
+        reason = " ".join(describe_failure(error).split())
         return {"problem": f"{type(error).__name__}: {reason}"}
     finally:
         shutil.rmtree(cache, ignore_errors=True)

@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_deep_gemm_warmup.cache_keys import explain_misses
+from vllm_deep_gemm_warmup.compiling.building import building_seconds
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
 from vllm_deep_gemm_warmup.compiling.session import Session
 from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
 
 from .progress import Progress
-
-# What a kernel takes on a server's CPU: 2.1 to 2.6 s (DeepGEMM #94), none to none.
-_SECONDS_A_KERNEL = 2.5
 
 
 class Work:
@@ -102,7 +100,7 @@ def describe_work(missing: int, workers: int, timeout: float) -> tuple[str, bool
         timeout: Seconds after which vLLM gives up on an engine that is not ready.
 
     """
-    seconds = _SECONDS_A_KERNEL * -(-missing // workers)
+    seconds = building_seconds(missing, workers)
     line = (
         f"DeepGEMM warmup: {missing} kernels to build, {workers} at a time, about "
         f"{seconds:.0f} s"
