@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from vllm_deep_gemm_warmup import standin
+from vllm_deep_gemm_warmup.compiling.store import FOLDER
 from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
 from vllm_deep_gemm_warmup.offline import build
-from vllm_deep_gemm_warmup.offline.ask import Needs, ask
+from vllm_deep_gemm_warmup.offline.ask import Needs, ask, ask_in
 from vllm_deep_gemm_warmup.offline.manifest import Manifest
 from vllm_deep_gemm_warmup.proof import environment, fake_nvcc, run, server
 from vllm_deep_gemm_warmup.proof.settings import Settings
@@ -36,9 +37,18 @@ def environ() -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="module")
-def needs(environ: Mapping[str, str]) -> Needs:
+def asked(
+    environ: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Needs, Path]:
+    """Of two tensor-parallel ranks, and the folder in which they were asked."""
+    scratch = tmp_path_factory.mktemp("asked")
+    return ask_in(scratch, [str(SMALL), *TWO], "h100", environ), scratch
+
+
+@pytest.fixture(scope="module")
+def needs(asked: tuple[Needs, Path]) -> Needs:
     """Of two tensor-parallel ranks."""
-    return ask(str(SMALL), TWO, "h100", environ)
+    return asked[0]
 
 
 @pytest.fixture
@@ -77,6 +87,15 @@ def test_config_json_is_enough(needs: Needs) -> None:
     assert needs.target == "sm90-132sm"
     assert needs.unregistered == ()
     assert Needs.from_json(json.loads(json.dumps(needs.to_json()))) == needs
+
+
+def test_who_is_asked_begins_nothing(asked: tuple[Needs, Path]) -> None:
+    """Constructed layers make an engine plan and build."""
+    _, scratch = asked
+    made = {path.name for path in scratch.rglob("*") if path.is_dir()}
+    assert "caches" in made
+    assert FOLDER not in made
+    assert deep_gemm(scratch / "caches" / "deep_gemm").entries() == frozenset()
 
 
 def begin(folder: Path, needs: Needs) -> tuple[str, ...]:
@@ -188,10 +207,10 @@ def test_killed_at_any_moment_the_same_command_goes_on(
 
 
 def planned_by_an_engine(
-    environ: Mapping[str, str], folder: Path, tp: int, sockets: str
+    environ: Mapping[str, str], folder: Path, model: Path, tp: int, sockets: str
 ) -> list[dict[str, Any]]:
     """The specs of a real start's report."""
-    settings = Settings(SMALL, kernel="deep_gemm", nvcc="fake", tp=tp)
+    settings = Settings(model, kernel="deep_gemm", nvcc="fake", tp=tp)
     where = environment.caches(settings, folder)
     given = environment.server_environment(settings, where, environ)
     # A socket's path holds 107 characters.
@@ -204,21 +223,29 @@ def planned_by_an_engine(
 
 
 def texts(specs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> set[str]:
-    return {json.dumps([spec[name] for name in names]) for spec in specs}
+    return {json.dumps([spec.get(name) for name in names]) for spec in specs}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "tp"), [("qwen3-0.6b-fp8", 1), ("qwen3-0.6b-fp8", 2), ("deepseek-v3.2", 1)]
+)
 def test_an_engine_plans_the_same(
-    environ: Mapping[str, str], tmp_path: Path, tp: int
+    environ: Mapping[str, str], tmp_path: Path, name: str, tp: int
 ) -> None:
-    """DeepGEMM alone, so that the engine's host does not matter."""
+    """DeepGEMM alone, so that the engine's host does not matter.
+
+    DeepSeek-V3.2's indexer says what it runs once its cache is bound.
+    """
     given = {**environ, "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
     arguments = ("--tensor-parallel-size", str(tp), "--enforce-eager")
-    found = ask(str(SMALL), arguments, "h100", given, every_rank=True)
+    model = MODELS / name
+    found = ask(str(model), arguments, "h100", given, every_rank=True)
+    assert found.unregistered == ()
     with tempfile.TemporaryDirectory(prefix="vllm-", dir="/tmp") as sockets:
-        engine = planned_by_an_engine(given, tmp_path, tp, sockets)
-    names = sorted(found.specs[0])
+        engine = planned_by_an_engine(given, tmp_path, model, tp, sockets)
+    # Specs of one kind have fields that another has not.
+    names = sorted({name for spec in found.specs for name in spec})
     assert texts(found.specs, names) == texts(engine, names)
     assert found.ranks == 2 * tp
 

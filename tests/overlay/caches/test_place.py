@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm_deep_gemm_warmup import cache_place, plugin
@@ -48,9 +50,19 @@ def test_a_folder_that_can_be_written_is_taken_and_made(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_many_processes_make_the_same_folder_together(tmp_path: Path) -> None:
+def test_many_processes_make_the_same_folder_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """G51: what is there already is no failure."""
     root = tmp_path / "not" / "yet" / "there"
+    mkdir = os.mkdir
+
+    def slow(*args: Any, **options: Any) -> None:
+        """All have looked by then."""
+        time.sleep(0.05)
+        mkdir(*args, **options)
+
+    monkeypatch.setattr(os, "mkdir", slow)
     go, give = os.pipe()
     children = []
     for _ in range(32):

@@ -180,6 +180,8 @@ def test_packs_of_one_compiler_are_joined(
     write_entry(made, 8)
     recorded.record(made.root, ANSWER)
     replace(manifest_of(made), model="first").write(made.root)
+    # A kernel that the manifest does not list, such as one that an engine built.
+    (write_entry(made, 2) / "kernel.cubin").write_bytes(cubin("sm90_third"))
     plan = made.root / "deep_gemm_warmup" / "plans" / "0a" / "1b.json"
     plan.parent.mkdir(parents=True)
     plan.write_text("[]")

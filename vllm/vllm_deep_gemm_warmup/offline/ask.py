@@ -16,6 +16,7 @@ from typing import IO, Any, Self
 from .. import standin
 from ..compiling.coordinator import Config
 from ..proof import fake_nvcc
+from ..settings import WORKERS
 
 _PROGRAM = "vllm.model_executor.warmup.deep_gemm_jit.offline"
 # As many as it can pose as: what a rank runs does not depend on how many more there
@@ -98,17 +99,26 @@ def ask(
 
     """
     words = [*(["--every-rank"] if every_rank else []), model, *arguments]
-    ranks: list[Mapping[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="deep-gemm-plan-") as name:
-        scratch = Path(name)
-        standing_in = _environment(device, environ, scratch)
-        for host in _hosts(scratch):
-            with (scratch / "log").open("w+b") as log:
-                answer = _run(words, standing_in | host, log)
-            if "refused" in answer:
-                reason = " ".join(answer["refused"].split())
-                raise UsageError(f"vllm serve {model}: {reason}")
-            ranks += answer["ranks"]
+        return ask_in(Path(name), words, device, environ)
+
+
+def ask_in(
+    scratch: Path,
+    words: Sequence[str],
+    device: str,
+    environ: Mapping[str, str] | None = None,
+) -> Needs:
+    """As `ask`, with every file that is written in an empty folder that stays."""
+    ranks: list[Mapping[str, Any]] = []
+    standing_in = _environment(device, environ, scratch)
+    for host in _hosts(scratch):
+        with (scratch / "log").open("w+b") as log:
+            answer = _run(words, standing_in | host, log)
+        if "refused" in answer:
+            reason = " ".join(answer["refused"].split())
+            raise UsageError(f"vllm serve {shlex.join(words)}: {reason}")
+        ranks += answer["ranks"]
     return _needs(ranks)
 
 
@@ -127,12 +137,14 @@ def _environment(
 ) -> dict[str, str]:
     base = dict(os.environ if environ is None else environ)
     try:
-        return standin.environment(
+        standing_in = standin.environment(
             device, _DEVICES, scratch / "caches", base, over_real_driver=True
         )
     # An unknown device, no C compiler: the message says which.
     except (ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from error
+    # A layer that is constructed to be asked has nothing built for it.
+    return standing_in | {WORKERS: "0"}
 
 
 def _run(

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _FAKE = "fake"
+# vLLM keeps one for itself.
+_BLOCKS = 2
 
 
 @contextlib.contextmanager
 def worker_of(config: "VllmConfig", world: World, rank: Rank) -> Iterator[Any]:
-    """Yield vLLM's worker of ``rank`` with its model loaded; the process is spent.
+    """Yield vLLM's worker of ``rank``, model and caches in it; the process is spent.
 
     Args:
         config: As the API server made it; changed as an engine changes it.
@@ -52,7 +54,44 @@ def worker_of(config: "VllmConfig", world: World, rank: Rank) -> Iterator[Any]:
         )
         worker.init_device()
         worker.load_model()
+        _bind_caches(config, worker.worker)
         yield worker.worker
+
+
+def _bind_caches(config: "VllmConfig", worker: Any) -> None:
+    """Give layers their caches, as few blocks as can be.
+
+    What an indexer runs is decided by the shape of a block and the bytes from block
+    to block, which the engine's core plans: as ``UniProcExecutor`` after the load and
+    ``EngineCore._initialize_kv_caches`` (vLLM 0.33.0), but for the memory of a device.
+    Layers of other stages are not seen: where theirs need larger blocks, an engine's
+    lie further apart.
+    """
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
+    from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
+    from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups
+    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+
+    current_platform.update_block_size_for_backend(config)
+    register_all_kvcache_specs(config)
+    specs = worker.get_kv_cache_spec()
+    if not specs:
+        return
+    layouts = [worker.get_supported_kv_cache_layouts()]
+    layout = resolve_kv_cache_layout(config, layouts, specs.values())
+    groups = get_global_kv_cache_groups(config, [specs])
+    config.adjust_dcp_kv_cache_interleave_size(groups)
+    worker.set_kv_cache_layout(
+        layout.name, config.parallel_config.cp_kv_cache_interleave_size
+    )
+    planned = get_kv_cache_config_builder(config).get_kv_cache_config_from_groups(
+        config, groups, num_blocks=_BLOCKS
+    )
+    planned.kv_cache_layout = config.cache_config.kv_cache_layout
+    # A connector would look for its peers.
+    config.kv_transfer_config = None
+    worker.initialize_from_config(planned)
 
 
 def _take_data_parallel_rank(config: "VllmConfig", world: World, rank: Rank) -> None:
