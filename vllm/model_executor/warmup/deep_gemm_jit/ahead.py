@@ -8,9 +8,9 @@ memory-profiling run, waits for them: the library would build the same kernels a
 import logging
 import weakref
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
-from vllm.config import VllmConfig
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
 from vllm_deep_gemm_warmup.compiling.environment import Unplannable
 from vllm_deep_gemm_warmup.settings import read_settings
@@ -20,6 +20,9 @@ from .kernels import json_of
 from .progress import Progress
 from .spec import Spec
 from .work import Work
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 logger = logging.getLogger("vllm.deep_gemm_warmup")
 
@@ -95,7 +98,7 @@ class _Process:
 _process = _Process()
 
 
-def announce(ask: Ask, config: VllmConfig) -> None:
+def announce(ask: Ask, config: "VllmConfig") -> None:
     """Begin with what a kernel of an engine will run; never fails."""
     if _process.engine() is not config.compilation_config:
         end()
@@ -174,7 +177,7 @@ def open_work(config: Config) -> Work:
     )
 
 
-def _begin(config: VllmConfig) -> Ahead:
+def _begin(config: "VllmConfig") -> Ahead:
     from .backend import read_target
     from .machine import read_config
 
