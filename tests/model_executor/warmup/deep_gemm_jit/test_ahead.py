@@ -70,7 +70,8 @@ def begun(
 ) -> Iterator[Callable[..., Session | None]]:
     """Construct two layers of a new size; return the session that was begun, if any."""
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_WORKERS", "1")
-    monkeypatch.setenv("VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER", "0")
+    wrapper = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", wrapper)
     monkeypatch.setattr(ahead, "_process", ahead._Process())
 
     def begun(n: int) -> Session | None:

@@ -38,6 +38,9 @@ def warm(
     caplog_vllm.set_level(logging.INFO)
     report = tmp_path / "report.json"
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_WORKERS", "2")
+    # The kernels of FlashInfer are another matter.
+    wrapper = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", wrapper)
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_REPORT", str(report))
 
     def warm(model: torch.nn.Module) -> dict[str, Any]:
@@ -66,9 +69,9 @@ def test_a_cold_cache_is_filled_apart_and_a_full_one_needs_no_process(
     assert "kernels to build, 2 at a time" in said
     assert APART not in said
     assert [spec["failed"] for spec in cold["specs"]] == [[]] * len(cold["specs"])
-    # Of two layouts of a scale the second has its transpose alone.
-    for spec in cold["specs"]:
-        assert 0 < spec["calls"] <= len(spec["built"])
+    # One call a kernel. Of two layouts of a scale the second has its transpose alone,
+    # and layers of one K share that.
+    assert sum(spec["calls"] for spec in cold["specs"]) == built
 
     # No process could be started.
     monkeypatch.setattr(sys, "executable", "/nonexistent")
@@ -88,6 +91,8 @@ def test_without_a_c_compiler_the_library_compiles_by_itself(
     tmp_path: pathlib.Path,
 ) -> None:
     """The stand-in cannot be built; nvcc has a compiler of its own."""
+    # Torch's compiler wants a C compiler too, the first time that a layer is loaded.
+    layer = load(linear(448, 896, FP8))
     compiler = shutil.which("g++")
     assert compiler is not None
     monkeypatch.setenv("NVCC_CCBIN", compiler)
@@ -98,9 +103,9 @@ def test_without_a_c_compiler_the_library_compiles_by_itself(
         assert found is not None
         (tmp_path / "bin" / program).symlink_to(found)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    report = warm(torch.nn.ModuleList([load(linear(448, 896, FP8))]))
+    report = warm(torch.nn.ModuleList([layer]))
     assert report["kernels"]["built"] >= 5
-    assert [spec["failed"] for spec in report["specs"]] == [[]]
+    assert report["kernels"]["failed"] == 0
     (line,) = {line for line in caplog_vllm.messages if APART in line}
     assert "no C compiler (cc) on PATH" in line
 
