@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from vllm_deep_gemm_warmup import standin
-from vllm_deep_gemm_warmup.compiling.store import FOLDER
-from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
+from vllm_deep_gemm_warmup.kernel_caches import FOLDER, deep_gemm
 from vllm_deep_gemm_warmup.offline import build
 from vllm_deep_gemm_warmup.offline.ask import Needs, ask, ask_in
 from vllm_deep_gemm_warmup.offline.manifest import Manifest
