@@ -227,14 +227,21 @@ def texts(specs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "tp"), [("qwen3-0.6b-fp8", 1), ("qwen3-0.6b-fp8", 2), ("deepseek-v3.2", 1)]
+    ("name", "tp"),
+    [
+        ("qwen3-0.6b-fp8", 1),
+        ("qwen3-0.6b-fp8", 2),
+        ("deepseek-v3.2", 1),
+        ("deepseek-v4-flash-base", 1),
+    ],
 )
 def test_an_engine_plans_the_same(
     environ: Mapping[str, str], tmp_path: Path, name: str, tp: int
 ) -> None:
     """DeepGEMM alone, so that the engine's host does not matter.
 
-    DeepSeek-V3.2's indexer says what it runs once its cache is bound.
+    An indexer says what it runs once its cache is bound; DeepSeek-V4's shares blocks
+    with layers of other kinds.
     """
     given = {**environ, "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
     arguments = ("--tensor-parallel-size", str(tp), "--enforce-eager")
