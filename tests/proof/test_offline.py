@@ -225,14 +225,13 @@ def texts(specs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> set[str]:
     return {json.dumps([spec.get(name) for name in names]) for spec in specs}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tp"),
     [
-        ("qwen3-0.6b-fp8", 1),
-        ("qwen3-0.6b-fp8", 2),
-        ("deepseek-v3.2", 1),
-        ("deepseek-v4-flash-base", 1),
+        pytest.param("qwen3-0.6b-fp8", 1, marks=pytest.mark.long),
+        pytest.param("qwen3-0.6b-fp8", 2, marks=pytest.mark.slow),
+        pytest.param("deepseek-v3.2", 1, marks=pytest.mark.long),
+        pytest.param("deepseek-v4-flash-base", 1, marks=pytest.mark.long),
     ],
 )
 def test_an_engine_plans_the_same(
@@ -256,7 +255,7 @@ def test_an_engine_plans_the_same(
     assert found.ranks == 2 * tp
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_that_are_not_asked_are_alike(environ: Mapping[str, str]) -> None:
     """Stages, and experts that do not divide: 128 of three ranks."""
     model = str(MODELS / "qwen3-30b-a3b-fp8")

@@ -29,6 +29,10 @@ def slow_direct(model: str, *options: str) -> Any:
     return slow(direct(model, *options))
 
 
+def long_direct(model: str, *options: str) -> Any:
+    return pytest.param(direct(model, *options), marks=pytest.mark.long)
+
+
 MODES = [
     direct(SMALL, "--mode=graphs"),
     direct(SMALL, start="spawn"),
@@ -40,6 +44,7 @@ EXPERTS = "qwen3-30b-a3b-fp8"
 # By default a folder for each way that weights come to a linear layer, and one for each
 # entry point that a server here reaches; but DeepSeek-V4's TileLang kernels take ten
 # minutes to compile, and what it runs is served in one process by test_serving.py.
+LONG = "deepseek-v4-flash-base"
 QUICK = (
     "deepseek-v3.2",
     "llama-3-8b-compressed-tensors",
@@ -51,11 +56,13 @@ FOLDERS = [
         name, f"--device={('h100', 'h20')[number % 2]}"
     )
     for number, name in enumerate(NAMES)
-    if name not in (SMALL, EXPERTS)
+    if name not in (SMALL, EXPERTS, LONG)
 ]
+FOLDERS += [long_direct(LONG), long_direct(LONG, "--device=h20", "--mode=graphs")]
 # Its experts run on DeepGEMM only where the operator asks for it.
 FOLDERS.append(direct(EXPERTS, "--", "--moe-backend=deep_gemm"))
-FOLDERS += [slow_direct(name, "--mode=graphs") for name in ("deepseek-v3.2", "glm-5")]
+FOLDERS += [slow_direct("deepseek-v3.2", "--mode=graphs")]
+FOLDERS += [long_direct("glm-5", "--mode=graphs")]
 # Slow: FlashInfer's module alone is four minutes of compiling.
 DEFAULT = [slow(Proof(SMALL, ())), slow(Proof(SMALL, ("--mode=graphs",)))]
 # 64 rows: three classes of rows, a few kernels, each a real Hopper cubin.
@@ -76,11 +83,15 @@ BATCH = direct(
 # The layer of an MTP module has the target's shapes: stock builds none either.
 DRAFTER = json.dumps({"model": str(MODELS / SMALL), "num_speculative_tokens": 2})
 SPECULATIVE = [
-    direct("qwen3-8b-fp8", *options, "--", f"--speculative-config={DRAFTER}")
-    for options in ((), ("--runner=v1",), ("--mode=graphs",))
+    made("qwen3-8b-fp8", *options, "--", f"--speculative-config={DRAFTER}")
+    for made, *options in (
+        (slow_direct,),
+        (long_direct, "--runner=v1"),
+        (long_direct, "--mode=graphs"),
+    )
 ]
 SPECULATIVE.append(
-    direct(
+    slow_direct(
         "deepseek-v3",
         "--",
         '--speculative-config={"method": "mtp", "num_speculative_tokens": 1}',
@@ -134,7 +145,6 @@ def test_context_that_mla_computes_again_is_covered(
     check(result_of(proof), more=5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("proof", SPECULATIVE, ids=str)
 def test_drafters_are_covered(
     proof: Proof, result_of: Callable[[Proof], Result]
