@@ -1,6 +1,7 @@
 """Real vLLM layers outside an engine: configs, construction, loading."""
 
 import contextlib
+import gc
 import json
 import pathlib
 from collections.abc import Iterator
@@ -229,3 +230,9 @@ def load(layer: torch.nn.Module) -> torch.nn.Module:
         if method is not None and hasattr(method, "process_weights_after_loading"):
             method.process_weights_after_loading(module)
     return layer
+
+
+def resident_bytes(device: torch.device) -> int:
+    """Bytes that are allocated on ``device``, without what earlier tests have left."""
+    gc.collect()
+    return int(torch.cuda.memory_allocated(device))

@@ -22,7 +22,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
 )
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
-from ...real_layers import FP8, load, make_linear
+from ...real_layers import FP8, load, make_linear, resident_bytes
 from .specs import gemms, grouped_spec
 
 MIB = 1 << 20
@@ -79,7 +79,7 @@ def test_experts_of_160_on_eight_ranks_take_little_memory(
     )
     weight = torch.empty((20, n, k), dtype=torch.float8_e4m3fn, device=device)
     scale = torch.ones(spec.weight_scale.shape, device=device)
-    resident = torch.cuda.memory_allocated(device)
+    resident = resident_bytes(device)
     torch.cuda.reset_peak_memory_stats(device)
 
     backend = Backend(device, read_target(device), ())
@@ -89,7 +89,7 @@ def test_experts_of_160_on_eight_ranks_take_little_memory(
     backend.finish()
 
     assert torch.cuda.max_memory_allocated(device) - resident <= 256 * MIB
-    assert torch.cuda.memory_allocated(device) == resident
+    assert resident_bytes(device) == resident
     failures = [call.failure for call in calls if call.failure]
     if refused:
         assert all("MiB, more than a warmup may take" in text for text in failures)
@@ -145,14 +145,14 @@ def test_a_warmup_meets_no_forward_no_other_rank_and_no_connector(
     for name in ("barrier", "all_reduce", "broadcast", "all_gather", "send", "recv"):
         monkeypatch.setattr(torch.distributed, name, touched)
     monkeypatch.setattr(kv_transfer, "get_kv_transfer_group", touched)
-    before = torch.cuda.memory_allocated(device)
+    before = resident_bytes(device)
 
     deep_gemm_warmup(torch.nn.ModuleList([layer]), LIMIT)
 
     line = closing_line(caplog_vllm)
     assert line.startswith("DeepGEMM warmup complete, ")
     assert line.endswith(" s (1 layers, 1 shapes)")
-    assert torch.cuda.memory_allocated(device) == before
+    assert resident_bytes(device) == before
 
 
 def test_the_walk_imports_no_model(vllm_config: Any, device: torch.device) -> None:

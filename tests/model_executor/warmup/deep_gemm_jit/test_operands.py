@@ -14,6 +14,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     ScaleLayout,
 )
 
+from ...real_layers import resident_bytes
 from .specs import grouped_spec, linear_spec
 
 CPU = torch.device("cpu")
@@ -99,14 +100,14 @@ def test_the_weight_s_substitute_has_the_form_that_is_asked_for(
 def test_freed_weights_of_a_group_cost_one_of_them(
     groups: int, device: torch.device
 ) -> None:
-    before = torch.cuda.memory_allocated(device)
+    before = resident_bytes(device)
     weight, scale = choose_weights(
         grouped_spec(4096, 7168, groups), None, device, overlapping=True
     )
     assert weight.shape == (groups, 4096, 7168)
-    assert torch.cuda.memory_allocated(device) - before < 4096 * 7168 + (1 << 20)
+    assert resident_bytes(device) - before < 4096 * 7168 + (1 << 20)
     del weight, scale
-    assert torch.cuda.memory_allocated(device) == before
+    assert resident_bytes(device) == before
 
 
 def test_weights_on_another_device_are_replaced() -> None:

@@ -17,7 +17,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
-from ...real_layers import FP8, load
+from ...real_layers import FP8, load, resident_bytes
 from .conftest import MakeBatchedExperts
 from .layers import hyper_connected
 from .specs import einsum_spec, grouped_spec, hc_prenorm_spec, masked_spec
@@ -185,14 +185,14 @@ def test_memory_does_not_grow_with_the_layer_or_the_limit(
     """At most 256 MiB above what the layer holds, and none of it stays."""
     weights = None if freed else weights_of(spec, device)
     backend = Backend(device, read_target(device), read_kernel_caches())
-    held = torch.cuda.memory_allocated(device)
+    held = resident_bytes(device)
     torch.cuda.reset_peak_memory_stats(device)
     calls, left = backend.run(spec, weights, every_row=False, listener=lambda *_: None)
     assert [call.failure for call in calls if call.failure] == []
     assert left == []
     peak = torch.cuda.max_memory_allocated(device) - held
     assert peak <= 256 * MEGABYTES
-    assert torch.cuda.memory_allocated(device) == held
+    assert resident_bytes(device) == held
 
 
 @pytest.mark.parametrize("refused_first", [True, False])
