@@ -82,7 +82,8 @@ def _say_in_process(shapes: int, problems: set[str]) -> None:
     if speaks():
         logger.info(
             "DeepGEMM warmup (%d shapes): kernels are compiled in this process, one "
-            "after the other: %s",
+            "after the other: %s; a cache that can be written and a C compiler (cc) "
+            "let them be built beside it",
             shapes,
             "; ".join(sorted(problems)),
         )
