@@ -1,5 +1,6 @@
 """Decides what a unit of warmup is: one function, one shape, the rows to cover."""
 
+import abc
 import dataclasses
 import enum
 from collections.abc import Mapping
@@ -111,7 +112,7 @@ class ExpertRouting:
 
 
 @dataclasses.dataclass(frozen=True, order=True, kw_only=True)
-class Spec:
+class Spec(abc.ABC):
     """What one entry point is called with, and for which rows.
 
     Everything that enters a compile key and is known before a row count is in the
@@ -128,9 +129,9 @@ class Spec:
     rows: RowRange
 
     @property
+    @abc.abstractmethod
     def shape(self) -> str:
         """The fixed part in a few words, such as ``N=576 K=7168``."""
-        raise NotImplementedError
 
     def problem(self) -> str | None:
         """Return why nothing can be built for this, or None."""

@@ -5,7 +5,6 @@ number of rows and scales column by column (``low_latency_dispatch`` of DeepEP).
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from ..spec import (
     ScaleLayout,
     TensorLayout,
 )
-from .experts import ExpertWeight, experts_of
+from .experts import Experts, ExpertWeight, experts_of
 
 
 def adapt(module: torch.nn.Module) -> list[WarmupProvider]:
@@ -30,26 +29,8 @@ def adapt(module: torch.nn.Module) -> list[WarmupProvider]:
     return [BatchedExperts(experts, weight) for weight in ExpertWeight]
 
 
-class BatchedExperts:
+class BatchedExperts(Experts):
     """Describes one grouped masked GEMM of block-FP8 experts."""
-
-    def __init__(self, experts: Any, which: ExpertWeight) -> None:
-        self._experts = experts
-        self._which = which
-
-    def get_deep_gemm_warmup_weights(
-        self, layer: torch.nn.Module
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weight (E, N, K) float8_e4m3fn and its block scale.
-
-        Args:
-            layer: The MoERunner.
-
-        """
-        routed: Any = layer.routed_experts
-        if self._which is ExpertWeight.W13:
-            return routed.w13_weight, self._experts.w1_scale
-        return routed.w2_weight, self._experts.w2_scale
 
     def get_deep_gemm_warmup_specs(
         self, layer: torch.nn.Module, max_tokens: int

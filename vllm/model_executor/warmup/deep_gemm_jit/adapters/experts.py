@@ -59,8 +59,8 @@ class ExpertWeight(enum.Enum):
     W2 = "w2"
 
 
-class GroupedExperts:
-    """Describes one grouped contiguous GEMM of block-FP8 experts."""
+class Experts:
+    """One of the two weights of block-FP8 experts, as a provider's subclass runs it."""
 
     def __init__(self, experts: Any, which: ExpertWeight) -> None:
         self._experts = experts
@@ -79,6 +79,10 @@ class GroupedExperts:
         if self._which is ExpertWeight.W13:
             return routed.w13_weight, self._experts.w1_scale
         return routed.w2_weight, self._experts.w2_scale
+
+
+class GroupedExperts(Experts):
+    """Describes one grouped contiguous GEMM of block-FP8 experts."""
 
     def get_deep_gemm_warmup_specs(
         self, layer: torch.nn.Module, max_tokens: int
