@@ -7,8 +7,10 @@ What it does wrong is named by FAKE_VLLM (a JSON object), see ``Script``.
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -136,6 +138,9 @@ def main() -> None:
     if script.dies is not None:
         print("RuntimeError: no kernel for you", *range(50), sep="\n", flush=True)
         sys.exit(script.dies)
+    # As PyTorch's symmetric memory does; the path may be too long.
+    meeting = socket.socket(socket.AF_UNIX)
+    meeting.bind(f"{tempfile.gettempdir()}/symm_mem-{os.getpid()}")
     for n, k in script.kernels:
         build(n, k)
     on = os.environ["VLLM_DEEP_GEMM_OVERLAY"] == "1"

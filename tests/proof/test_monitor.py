@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from vllm_deep_gemm_warmup.proof import run, server
 from vllm_deep_gemm_warmup.proof.client import Endpoint, send
-from vllm_deep_gemm_warmup.proof.environment import caches, server_environment
+from vllm_deep_gemm_warmup.proof.environment import (
+    caches,
+    server_environment,
+    socket_folder,
+)
 from vllm_deep_gemm_warmup.proof.settings import parse
 from vllm_deep_gemm_warmup.proof.workload import Request
 
@@ -54,14 +58,15 @@ def serve(
 ) -> Iterator[Served]:
     command = [str(MODELS / SMALL), "--kernel=deep_gemm", "--nvcc=fake"]
     settings = parse([*command, f"--mode={mode}", "--", *options])
-    there = server_environment(settings, caches(settings, folder), environ)
-    there |= {"VLLM_DEEP_GEMM_WARMUP": "skip", "VLLM_WORKER_MULTIPROC_METHOD": "fork"}
-    # A socket's path holds 107 characters.
-    there["VLLM_RPC_BASE_PATH"] = "/tmp"
     port, log = server.free_port(), folder / "log"
     serve_command = run.serve_command(settings, port)
-    with server.running(serve_command, there, port, log, 600) as up:
-        yield Served(up.base_url, log)
+    with socket_folder() as sockets:
+        where = caches(settings, folder, sockets)
+        there = server_environment(settings, where, environ)
+        there["VLLM_DEEP_GEMM_WARMUP"] = "skip"
+        there["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        with server.running(serve_command, there, port, log, 600) as up:
+            yield Served(up.base_url, log)
 
 
 @pytest.mark.slow

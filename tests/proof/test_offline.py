@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -206,18 +205,17 @@ def test_killed_at_any_moment_the_same_command_goes_on(
 
 
 def planned_by_an_engine(
-    environ: Mapping[str, str], folder: Path, model: Path, tp: int, sockets: str
+    environ: Mapping[str, str], folder: Path, model: Path, tp: int
 ) -> list[dict[str, Any]]:
     """The specs of a real start's report."""
     settings = Settings(model, kernel="deep_gemm", nvcc="fake", tp=tp)
-    where = environment.caches(settings, folder)
-    given = environment.server_environment(settings, where, environ)
-    # A socket's path holds 107 characters.
-    given["VLLM_RPC_BASE_PATH"] = sockets
     port = server.free_port()
     command = run.serve_command(settings, port)
-    with server.running(command, given, port, folder / "log", 1200):
-        report: dict[str, Any] = json.loads(where.report.read_text())
+    with environment.socket_folder() as sockets:
+        where = environment.caches(settings, folder, sockets)
+        given = environment.server_environment(settings, where, environ)
+        with server.running(command, given, port, folder / "log", 1200):
+            report: dict[str, Any] = json.loads(where.report.read_text())
     return list(report["specs"])
 
 
@@ -247,8 +245,7 @@ def test_an_engine_plans_the_same(
     model = MODELS / name
     found = ask(str(model), arguments, "h100", given, every_rank=True)
     assert found.unregistered == ()
-    with tempfile.TemporaryDirectory(prefix="vllm-", dir="/tmp") as sockets:
-        engine = planned_by_an_engine(given, tmp_path, model, tp, sockets)
+    engine = planned_by_an_engine(given, tmp_path, model, tp)
     # Specs of one kind have fields that another has not.
     names = sorted({name for spec in found.specs for name in spec})
     assert texts(found.specs, names) == texts(engine, names)

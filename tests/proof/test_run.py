@@ -77,6 +77,18 @@ def test_right_answers_and_no_late_kernel_prove(
     assert not list(prove.temporary.iterdir())
 
 
+def test_sockets_fit_under_a_long_temporary_folder(
+    prove: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch makes a socket in TMPDIR, and ends with SIGSEGV where it does not fit."""
+    deep = tmp_path / ("t" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+
+    assert prove(model, kernels=[(4096, 1024)]) == 0
+    assert not list(deep.iterdir())
+
+
 def test_a_kernel_after_ready_fails_and_is_named(
     prove: Runner, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,8 @@
 """Decides a server's environment: its private caches, its device, and its nvcc."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from vllm_deep_gemm_warmup.proof.settings import REAL, Settings, UsageError
 class Caches:
     """The folders one server may write to; ``scratch`` goes when the server does.
 
+    ``sockets`` is its folder for temporary files, sockets of vLLM and PyTorch among
+    them; see ``socket_folder``.
     ``kernels`` belongs to one side (stock or ours) and one kind of nvcc, which the
     names of FlashInfer's kernels do not tell. ``other`` belongs to one side: vLLM's
     compile cache looks at source text. ``flashinfer`` holds what is the same for all.
@@ -22,6 +25,7 @@ class Caches:
     other: Path
     flashinfer: Path
     scratch: Path
+    sockets: Path
 
     @property
     def deep_gemm(self) -> Path:
@@ -39,7 +43,20 @@ class Caches:
         return self.scratch / "report.json"
 
 
-def caches(settings: Settings, scratch: Path) -> Caches:
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """Make a folder with a short path, which goes at the end.
+
+    A socket's path holds 107 characters, and this machine's TMPDIR can be longer:
+    PyTorch's symmetric memory then ends the process with SIGSEGV.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="vllm-", dir="/tmp", ignore_cleanup_errors=True
+    ) as name:
+        yield Path(name)
+
+
+def caches(settings: Settings, scratch: Path, sockets: Path) -> Caches:
     """Return a run's cache folders, in ``scratch`` unless they are to be kept."""
     kept = (settings.keep_cache or scratch / "cache").resolve()
     other = (settings.other_caches or kept).resolve()
@@ -48,6 +65,7 @@ def caches(settings: Settings, scratch: Path) -> Caches:
         other=other / settings.side,
         flashinfer=other / "flashinfer",
         scratch=scratch,
+        sockets=sockets,
     )
 
 
@@ -80,7 +98,8 @@ def _own(settings: Settings, where: Caches) -> dict[str, str]:
         "TILELANG_TMP_DIR": where.other / "tilelang" / "tmp",
         "XDG_CACHE_HOME": where.other / "more",
         "FLASHINFER_WORKSPACE_BASE": where.flashinfer,
-        "TMPDIR": where.scratch / "tmp",
+        "TMPDIR": where.sockets,
+        "VLLM_RPC_BASE_PATH": where.sockets,
     }
     for folder in values.values():
         make_folder(folder)

@@ -23,6 +23,7 @@ from vllm_deep_gemm_warmup.proof.environment import (
     caches,
     make_folder,
     server_environment,
+    socket_folder,
 )
 from vllm_deep_gemm_warmup.proof.settings import (
     REAL,
@@ -293,15 +294,11 @@ def prove(settings: Settings, base_env: Mapping[str, str]) -> Result:
         tempfile.TemporaryDirectory(
             prefix="vllm-deep-gemm-", ignore_cleanup_errors=True
         ) as name,
-        # A socket's path holds 107 characters, and TMPDIR can be longer.
-        tempfile.TemporaryDirectory(
-            prefix="vllm-", dir="/tmp", ignore_cleanup_errors=True
-        ) as sockets,
+        socket_folder() as sockets,
     ):
         scratch = Path(name)
-        where = caches(settings, scratch)
+        where = caches(settings, scratch, sockets)
         environ = server_environment(settings, where, base_env)
-        environ["VLLM_RPC_BASE_PATH"] = sockets
         log = scratch / "server.log"
         try:
             return _measure(settings, where, environ, log)
