@@ -527,9 +527,21 @@ def specs_then_error() -> Iterator[GemmSpec]:
         ([[linear_spec()]], "named a list in place of a Spec"),
         ([linear_spec(rows=RowRange(1, 0))], "rows 1..0"),
         ([linear_spec(n=0)], "N=0 K=7168"),
+        ([linear_spec(entry_point="fp9")], "takes no GemmSpec (fp9 N="),
+        ([linear_spec(entry_point=EntryPoint.FP8_EINSUM)], "takes no GemmSpec"),
         (specs_then_error(), "IndexError: no idea"),
     ],
-    ids=["None", "empty", "a string", "a list", "no rows", "no columns", "generator"],
+    ids=[
+        "None",
+        "empty",
+        "a string",
+        "a list",
+        "no rows",
+        "no columns",
+        "an unknown entry point",
+        "another's entry point",
+        "generator",
+    ],
 )
 def test_an_answer_that_is_no_specs_is_one_row_and_the_rest_goes_on(
     linear: MakeLinear, plain: None, answer: Any, reason: str
@@ -550,6 +562,49 @@ def test_an_answer_that_is_no_specs_is_one_row_and_the_rest_goes_on(
     assert "Odd" in unheard.reason
     assert reason in unheard.reason
     assert [outcome.name for outcome in plan.select(Registered)] == ["good"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_deep_gemm_or_nobody_takes_is_a_row_and_the_rest_goes_on(
+    linear: MakeLinear,
+    plain: None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+) -> None:
+    """A shape that the library refuses, and an entry point that there is not."""
+
+    class Odd:
+        def __init__(self, spec: GemmSpec) -> None:
+            self.spec = spec
+
+        def get_deep_gemm_warmup_weights(self, layer: torch.nn.Module) -> None: ...
+
+        def get_deep_gemm_warmup_specs(
+            self, layer: torch.nn.Module, max_tokens: int
+        ) -> list[GemmSpec]:
+            return [self.spec]
+
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_WORKERS", str(workers))
+    rows, n = RowRange(1, 64), 2304 + 64 * workers
+    odd = {
+        "refused": linear_spec(n, 448, rows=rows),
+        "unknown": linear_spec(n, 512, rows=rows, entry_point="fp9_gemm"),
+    }
+    layers = {name: torch.nn.Module() for name in odd}
+    for name, spec in odd.items():
+        layers[name].deep_gemm_warmup_provider = Odd(spec)
+    good = load(linear(n, 256, FP8))
+    report = run(model_of(**layers, good=good), 64, tmp_path, monkeypatch)
+    (unheard,) = report["layers"]["unregistered"]
+    assert unheard["name"] == "unknown"
+    (refused,) = [spec for spec in report["specs"] if spec["layers"] == ["refused"]]
+    assert refused["failed"]
+    assert not refused["built"]
+    rest = [spec for spec in report["specs"] if spec["layers"] == ["good"]]
+    assert len(rest) == len(report["specs"]) - 1
+    assert sum(len(spec["built"]) for spec in rest) > 0
+    assert not any(spec["failed"] for spec in rest)
 
 
 def test_a_module_that_raises_when_it_is_looked_at_is_one_row(

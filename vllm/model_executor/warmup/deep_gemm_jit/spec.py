@@ -135,6 +135,8 @@ class Spec(abc.ABC):
 
     def problem(self) -> str | None:
         """Return why nothing can be built for this, or None."""
+        if _SPEC_OF.get(self.entry_point) is not type(self):
+            return f"an entry point that takes no {type(self).__name__} ({self})"
         return None if self.rows else f"a call without rows ({self})"
 
     def __str__(self) -> str:
