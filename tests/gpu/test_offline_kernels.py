@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -14,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from vllm_deep_gemm_warmup import standin
 from vllm_deep_gemm_warmup.compiling.store import Context
 from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
 from vllm_deep_gemm_warmup.offline.manifest import Manifest
 from vllm_deep_gemm_warmup.proof import fake_nvcc
+from vllm_deep_gemm_warmup.standin.environment import REAL_DRIVER
 
 from . import offline_kernels
 from .gemm_specs import GEMMS, LOGITS
@@ -28,6 +29,9 @@ MODELS = HERE.parent / "models"
 # Of the CUDA driver's API.
 INVALID_IMAGE, NO_BINARY_FOR_GPU = 200, 209
 LIBRARY = offline_kernels.library_folder(None)
+NO_GPU = pytest.mark.skipif(
+    any(mark.exists() for mark in REAL_DRIVER), reason="there is a GPU here"
+)
 Done = subprocess.CompletedProcess[str]
 Script = Callable[..., Done]
 
@@ -104,8 +108,14 @@ def entries(folder: Path) -> list[str]:
 def test_on_a_stand_in_calls_go_through_and_no_result_is_claimed(
     script: Script, folder: Path
 ) -> None:
+    def facts() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+    before = facts()
     done = script(folder, "--no-times")
     assert done.returncode == 3, done.stdout + done.stderr
+    # A hit touches the entry of a cache.
+    assert facts() == before
     table, count = rows(done), len(entries(folder))
     assert table["kernels that the driver takes"] == [f"{count} of {count}"]
     calls = sum(len(shapes) for _, shapes in GEMMS)
@@ -116,15 +126,6 @@ def test_on_a_stand_in_calls_go_through_and_no_result_is_claimed(
     assert table["fp8_gemm_nt N=256 K=512 1..40"] == ["3", "meaningless", "40"]
     assert "this is a stand-in and no GPU" in done.stdout
     assert "wrong" not in done.stdout
-
-
-def test_a_hit_leaves_the_folder_as_it_is(script: Script, folder: Path) -> None:
-    def facts() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-
-    before = facts()
-    assert script(folder, "--no-times", "--stride", 0).returncode == 3
-    assert facts() == before
 
 
 def test_damaged_kernels_are_named(script: Script, folder: Path) -> None:
@@ -160,14 +161,15 @@ def test_a_library_that_does_not_load_is_said_and_kernels_are_checked(
     broken = tmp_path / "deep_gemm"
     shutil.copytree(LIBRARY, broken, ignore=shutil.ignore_patterns("*.so", "include"))
     (broken / "_C_extension.abi3.so").write_bytes(b"of another torch")
+    damaged = entries(folder)[0]
+    (folder / "cache" / damaged / "kernel.cubin").write_bytes(b"")
     done = script(folder, library=broken)
-    assert done.returncode == 3
+    assert done.returncode == 1
     assert "the library does not load in this torch: OSError: " in done.stdout
+    assert f"- {damaged}: the driver does not take it: " in done.stdout
     count = len(entries(folder))
-    assert rows(done)["kernels that the driver takes"] == [f"{count} of {count}"]
-    path = folder / "cache" / entries(folder)[0] / "kernel.cubin"
-    path.write_bytes(b"")
-    assert script(folder, library=broken).returncode == 1
+    assert rows(done)["kernels that the driver takes"] == [f"{count - 1} of {count}"]
+    assert "GEMMs against float64" not in rows(done)
 
 
 def test_kernels_of_another_architecture_are_refused(
@@ -187,7 +189,7 @@ def test_a_plan_for_more_sms_is_not_called(script: Script, folder: Path) -> None
     assert "GEMMs against float64" not in done.stdout
 
 
-@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")
+@NO_GPU
 def test_without_a_gpu_one_line_says_so(folder: Path, tmp_path: Path) -> None:
     environ = without_vllm(tmp_path / "path")
     report = tmp_path / "report.md"
@@ -262,6 +264,7 @@ def test_what_fails_in_a_call_is_wrong_and_what_is_not_called_is_not_checked(
     died = judged(plan, LOADED, CALLED, {"ended": "it ended with -11: "})
     assert died.status == 1
     assert judged(plan, {"ended": "it ended with -11: "}).status == 3
+    assert judged(plan, {"not_loaded": "ImportError: a symbol"}).status == 3
     left = judged(plan, LOADED, {"gemm": 1, "not_called": "no reference"})
     assert left.status == 3
     assert left.unchecked == [
@@ -281,35 +284,65 @@ def test_stock_and_ours_are_timed_in_one_run(script: Script, folder: Path) -> No
     assert "stock: " in times[-2] and "ours: " in times[-1]
 
 
-@pytest.mark.slow
-def test_kernels_of_the_real_compiler(tmp_path: Path) -> None:
-    """A handful, of a model with one small layer's shapes, as `compile` makes them."""
-    config = json.loads((MODELS / "qwen3-0.6b-fp8" / "config.json").read_text())
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    environ = standin.without(os.environ)
-    out = tmp_path / "out"
-    compiled = subprocess.run(
-        [
-            sys.executable, "-m", "vllm_deep_gemm_warmup.cli", "compile",
-            str(tmp_path / "model"), "--output", str(out),
-            "--max-num-batched-tokens", "16", "--max-num-seqs", "16",
-            "--max-model-len", "16",
-        ],
-        env=environ,
+def compile_offline(out: Path, device: str, *arguments: str) -> Manifest:
+    """Build the kernels of Qwen3-0.6B with the real compiler."""
+    command = [sys.executable, "-m", "vllm_deep_gemm_warmup.cli", "compile"]
+    done = subprocess.run(
+        [*command, str(MODELS / "qwen3-0.6b-fp8"), "--output", str(out),
+            "--device", device, *arguments],
+        env=standin.without(os.environ),
         capture_output=True,
         text=True,
         check=False,
     )  # fmt: skip
-    assert compiled.returncode == 0, compiled.stderr
-    given = standin.environment(
-        "h100", 1, tmp_path / "caches", environ, over_real_driver=True
-    )
-    # Which folder the library is in is found without an import.
-    done = run(given, "offline_kernels.py", out, "--no-times")
+    assert done.returncode == 0, done.stderr
+    return Manifest.read(out)
+
+
+@pytest.mark.slow
+def test_kernels_of_the_real_compiler(tmp_path: Path) -> None:
+    """A handful, as `compile` makes them; vLLM is there, and is not imported."""
+    few = ("--max-num-batched-tokens=16", "--max-num-seqs=16", "--max-model-len=16")
+    manifest = compile_offline(tmp_path / "out", "h100", *few)
+    environ = standin.environment(
+        "h100", 1, tmp_path / "caches", standin.without(os.environ),
+        over_real_driver=True,
+    )  # fmt: skip
+    done = run(environ, "offline_kernels.py", tmp_path / "out", "--no-times")
     assert done.returncode == 3, done.stdout + done.stderr
-    count = len(Manifest.read(out).kernels)
+    count = len(manifest.kernels)
     table = rows(done)
     assert table["kernels that the driver takes"] == [f"{count} of {count}"]
     assert table["kernels that had to be compiled"] == ["0"]
     assert "wrong" not in done.stdout
+
+
+@pytest.mark.gpu
+def test_kernels_built_offline_work_on_this_gpu(tmp_path: Path) -> None:
+    """On a Hopper GPU; it has not been run on one."""
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    compile_offline(tmp_path / "out", str(sms), "--max-num-batched-tokens=1024")
+    environ = standin.without(os.environ)
+    done = run(environ, "offline_kernels.py", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@NO_GPU
+def test_without_a_gpu_what_needs_one_is_skipped_by_name(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", HERE],
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    outcome = done.stdout.splitlines()[-1]
+    assert "skipped" in outcome
+    assert "passed" not in outcome
+    assert "it needs a real Hopper GPU" in done.stdout
+
+
+def test_the_readme_says_whether_a_report_is_there() -> None:
+    said = "There is no report yet" in (HERE.parents[1] / "README.md").read_text()
+    assert said is not (HERE / "report.md").exists()
