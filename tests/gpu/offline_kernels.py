@@ -133,6 +133,10 @@ class Driver:
         finally:
             self._call("cuLibraryUnload", library)
 
+    def close(self) -> None:
+        """Give the context back: a GPU may be one process's at a time."""
+        self._call("cuDevicePrimaryCtxRelease_v2", 0)
+
     def _attribute(self, number: int) -> int:
         value = ctypes.c_int()
         self._call("cuDeviceGetAttribute", ctypes.byref(value), number, 0)
@@ -632,6 +636,12 @@ def main(argv: Sequence[str]) -> int:
     # `vllm-deep-gemm standin` sets it.
     standing_in = "STANDIN_GPU" in os.environ
     findings = Findings()
+    # Before the driver is told how this process loads kernels.
+    environ = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("DG_") or name == COMPILER_VARIABLE
+    }
     try:
         if given.report and standing_in:
             raise UsageError("--report: this is a stand-in and no GPU")
@@ -649,11 +659,7 @@ def main(argv: Sequence[str]) -> int:
         )
     note_versions(manifest, driver, findings)
     check_cubins(given.folder, manifest, driver, findings)
-    environ = {
-        name: text
-        for name, text in os.environ.items()
-        if not name.startswith("DG_") or name == COMPILER_VARIABLE
-    }
+    driver.close()
     with tempfile.TemporaryDirectory(prefix="offline-kernels-") as name:
         machine = Machine(library, Path(name), environ)
         for plan in usable(plans, driver, findings):
