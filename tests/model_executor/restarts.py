@@ -9,6 +9,7 @@ vLLM logged of DeepGEMM.
 """
 
 import argparse
+import importlib
 import json
 import logging
 import os
@@ -86,6 +87,8 @@ class Case:
         sizes: of the layers.
         variables: set for the start.
         read_only: the cache, for a user without a home.
+        library_first: imported before vLLM names the cache, if it is to.
+        named: the cache, by the user; else vLLM's own is empty and not there yet.
 
     """
 
@@ -93,6 +96,8 @@ class Case:
     sizes: tuple[int, ...] = tuple(FILLED)
     variables: tuple[tuple[str, str], ...] = ()
     read_only: bool = False
+    library_first: bool = False
+    named: bool = True
 
 
 CASES = {
@@ -102,6 +107,8 @@ CASES = {
     "library at another path": Case(library_at_another_path),
     "no plans": Case(remove_plans),
     "another size": Case(list_in_manifest, sizes=(*FILLED, 768)),
+    "library first": Case(library_first=True),
+    "library first and no name": Case(library_first=True, named=False),
     "read-only": Case(read_only=True),
     "read-only with a gap": Case(lose_an_entry, read_only=True),
 }
@@ -143,6 +150,11 @@ class Restarts:
 
     def _start(self, root: pathlib.Path, case: Case) -> dict[str, Any]:
         os.environ.update(case.variables, DG_JIT_CACHE_DIR=str(root))
+        if not case.named:
+            del os.environ["DG_JIT_CACHE_DIR"]
+            os.environ["VLLM_CACHE_ROOT"] = str(root.parent / "vllm")
+        if case.library_first:
+            importlib.import_module("vllm.third_party.deep_gemm")
         sys.path.insert(0, str(root.parent / "site"))
         if case.read_only:
             (root.parent / "tmp").mkdir()
@@ -159,7 +171,9 @@ class Restarts:
             level: [line for line in log.lines(number) if "DeepGEMM" in line]
             for level, number in (("said", logging.INFO), ("warned", logging.WARNING))
         }
-        return {**lines, "cache": os.environ["DG_JIT_CACHE_DIR"]}
+        cache = os.environ["DG_JIT_CACHE_DIR"]
+        entries = len(deep_gemm(pathlib.Path(cache)).entries())
+        return {**lines, "cache": cache, "entries": entries}
 
 
 def main() -> None:

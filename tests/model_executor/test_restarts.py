@@ -119,3 +119,17 @@ def test_a_read_only_cache_serves_a_user_without_a_home(
     (warning,) = gap["warned"]
     assert "1 kernels are missing in it" in warning
     assert gap["cache"] in warning
+
+
+@pytest.mark.slow
+def test_a_library_that_was_imported_first_takes_the_cache_that_is_named(
+    starts: dict[str, Any],
+) -> None:
+    """G48: the user's name wins; else vLLM's own, which is made, and that is said."""
+    named, own = starts["library first"], starts["library first and no name"]
+    early = "it was imported before vLLM has named its cache"
+    assert named["compiled"] == 0
+    assert not said(named, early)
+    assert own["cache"].endswith("/vllm/deep_gemm")
+    assert own["compiled"] == own["entries"] == starts["fill"]["compiled"]
+    assert len(said(own, early)) == 1
