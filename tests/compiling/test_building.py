@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -392,40 +392,48 @@ run(depth)
 """
 
 
-def start_family(
-    config: Config, folder: Path, depth: int, *, busy: bool
-) -> tuple[subprocess.Popen[bytes], list[int]]:
-    """A launcher, and below it so many processes, what builds and a compiler."""
-    given = [config.to_json(), make_kernel("k0").to_json(), depth, busy]
-    launcher = subprocess.Popen([sys.executable, "-c", FAMILY, json.dumps(given)])
-    wait_for((folder / "pid").exists)
-    family = family_of(launcher.pid)[1:]
-    assert len(family) == depth + 2
-    return launcher, family
+Family = Callable[[int, bool], tuple[subprocess.Popen[bytes], list[int]]]
+
+
+@pytest.fixture
+def start_family(config: Make, tmp_path: Path) -> Iterator[Family]:
+    """Starts a launcher, and below it so many processes, what builds and a compiler."""
+    started: list[int] = []
+
+    def start(depth: int, busy: bool) -> tuple[subprocess.Popen[bytes], list[int]]:
+        made = config(f"echo $$ > {tmp_path}/pid; exec sleep 600")
+        given = [made.to_json(), make_kernel("k0").to_json(), depth, busy]
+        launcher = subprocess.Popen([sys.executable, "-c", FAMILY, json.dumps(given)])
+        wait_for((tmp_path / "pid").exists)
+        family = family_of(launcher.pid)[1:]
+        started.extend(family)
+        assert len(family) == depth + 2
+        return launcher, family
+
+    yield start
+    for pid in filter(is_running, started):
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["engine", "worker"])
 def test_who_was_started_by_a_dead_process_ends(
-    config: Make, tmp_path: Path, depth: int
+    start_family: Family, depth: int
 ) -> None:
     """G34: an API server dies; the engine, or its worker, waits for a compiler."""
-    made = config(f"echo $$ > {tmp_path}/pid; exec sleep 600")
-    launcher, family = start_family(made, tmp_path, depth, busy=False)
+    launcher, family = start_family(depth, False)
     launcher.kill()
     wait_for(lambda: not any(map(is_running, family)), 5.0)
     launcher.wait()
 
 
 def test_nothing_is_compiled_for_an_engine_whose_server_is_dead(
-    config: Make, tmp_path: Path
+    start_family: Family,
 ) -> None:
     """G34: it loads weights, and will hear of it later."""
-    made = config(f"echo $$ > {tmp_path}/pid; exec sleep 600")
-    launcher, (engine, *others) = start_family(made, tmp_path, 1, busy=True)
+    launcher, (engine, *others) = start_family(1, True)
     launcher.kill()
     wait_for(lambda: not any(map(is_running, others)), 5.0)
     assert is_running(engine)
-    os.kill(engine, signal.SIGKILL)
     launcher.wait()
 
 
