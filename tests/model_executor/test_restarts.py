@@ -58,11 +58,12 @@ def test_another_variable_is_named_before_its_kernels_are_built(
 ) -> None:
     """G36."""
     line = starts["another variable"]
-    count = starts["fill"]["compiled"]
-    assert line["compiled"] == count
-    (warning,) = line["warned"]
-    assert f"{count} kernels are there as others" in warning
-    assert "with_line_info false, and this is true" in warning
+    assert line["compiled"] == starts["fill"]["compiled"]
+    # Again, where more is found while the first are built.
+    warning, *_ = line["warned"]
+    for again in line["warned"]:
+        assert "kernels are there as others" in again
+        assert "with_line_info false, and this is true" in again
     (plan,) = said(line, "planned anew")
     assert "DG_JIT_WITH_LINEINFO unset, and this is 1" in plan
     to_build = said(line, "kernels to build")
@@ -98,10 +99,11 @@ def test_a_size_that_a_compiled_cache_lacks_is_named_first(
 ) -> None:
     """G55."""
     line = starts["another size"]
-    (warning,) = line["warned"]
-    assert "compiled beforehand and lacks kernels of" in warning
-    found = re.findall(r"N=(\d+) K=256 \((\d+)\)", warning)
-    assert found == [("768", str(line["compiled"]))]
+    # Again, where more is found while the first are built.
+    warning, *_ = line["warned"]
+    for again in line["warned"]:
+        assert "compiled beforehand and lacks kernels of" in again
+        assert set(re.findall(r"N=(\d+) K=256", again)) == {"768"}
     to_build = said(line, "kernels to build")
     assert line["said"].index(warning) < line["said"].index(to_build[0])
 
