@@ -1,13 +1,14 @@
 """Each missing kernel is built once a node, whoever asks and whatever dies."""
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from vllm_deep_gemm_warmup.compiling.locks import Locks, wait_for_group
 from vllm_deep_gemm_warmup.compiling.session import Ended, Session
 from vllm_deep_gemm_warmup.cubins import cubin
 
+from ..processes import family_of, is_running, wait_for
 from .conftest import make_kernel
 
 Make = Callable[..., Config]
@@ -36,13 +38,6 @@ def run(config: Config, wanted: Iterable[str]) -> dict[str, Outcome]:
             session.add_kernel(make_kernel(name))
         session.settle()
         return {name.removeprefix("gemm."): it for name, it in session.outcomes.items()}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to be"
-        time.sleep(0.02)
 
 
 class Gate:
@@ -115,6 +110,82 @@ def test_eight_processes_build_each_kernel_once(
         assert all(outcome.built for outcome in session.outcomes.values())
         session.close()
     assert sorted(compiled()) == sorted(names(10))
+
+
+RANK = """
+import json, sys
+from pathlib import Path
+from vllm_deep_gemm_warmup.compiling.coordinator import Config
+from vllm_deep_gemm_warmup.compiling.kernel import Kernel
+from vllm_deep_gemm_warmup.compiling.session import Session
+config, kernels = json.loads(sys.argv[1])
+print("here", flush=True)
+sys.stdin.readline()
+with Session(Config.from_json(config)) as session:
+    for kernel in kernels:
+        session.add_kernel(Kernel.from_json(kernel))
+    session.settle()
+    print(sum(outcome.failure is None for outcome in session.outcomes.values()))
+"""
+
+
+def run_from_a_barrier(config: Config, count: int, wanted: list[str]) -> list[int]:
+    """How many kernels each of so many processes has, begun after all imports."""
+    kernels = [make_kernel(name).to_json() for name in wanted]
+    given = json.dumps([config.to_json(), kernels])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, given],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(count)
+    ]
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "here\n"
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    return [int(rank.communicate()[0]) for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("processes", "kernels", "seconds"),
+    [
+        pytest.param(8, 1, 3, id="G49"),
+        pytest.param(16, 1, 1, id="G50", marks=pytest.mark.slow),
+        pytest.param(8, 40, 1, id="G52", marks=pytest.mark.slow),
+    ],
+)
+def test_processes_that_begin_together_build_each_kernel_once(
+    config: Make, compiled: Compiled, processes: int, kernels: int, seconds: int
+) -> None:
+    """Not even the cache folder is there."""
+    made = config(f"sleep {seconds}")
+    found = run_from_a_barrier(made, processes, names(kernels))
+    assert found == [kernels] * processes
+    assert sorted(compiled()) == sorted(names(kernels))
+
+
+def test_stages_do_not_wait_for_each_other(
+    config: Make, compiled: Compiled, tmp_path: Path
+) -> None:
+    """G43: four stages, and no compiler ends before there is one of each."""
+    all_run = f"[ $(wc -l < {tmp_path}/compiled) -ge 4 ]"
+    made = config(f"until {all_run}; do sleep 0.05; done")
+    sessions = [Session(made) for _ in range(4)]
+    for name, session in zip(names(4), sessions, strict=True):
+        session.add_kernel(make_kernel(name))
+    for name, session in zip(names(4), sessions, strict=True):
+        session.settle()
+        session.meet()
+        assert session.outcomes[f"gemm.{name}"].built
+    for session in sessions:
+        session.close()
+    assert sorted(compiled()) == names(4)
 
 
 def test_a_full_cpu_share_is_used_and_no_more(config: Make, tmp_path: Path) -> None:
@@ -250,13 +321,6 @@ def test_a_damaged_entry_in_the_way_is_replaced(config: Make) -> None:
     assert list((made.root / "tmp").iterdir()) == []
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 PARENT = """
 import json, sys
 from pathlib import Path
@@ -276,8 +340,6 @@ def start_parent(
     config: Config, wanted: Iterable[str]
 ) -> tuple[subprocess.Popen[str], int]:
     """A process with a session; its coordinator's pid."""
-    import json
-
     kernels = [make_kernel(name).to_json() for name in wanted]
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, json.dumps([config.to_json(), kernels])],
@@ -304,6 +366,90 @@ def test_no_compiler_outlives_who_wanted_it(
     # What they held is free: the next one builds all.
     outcomes = run(config(), names(3))
     assert all(outcome.built for outcome in outcomes.values())
+
+
+FAMILY = """
+import json, multiprocessing, os, sys, time
+from vllm_deep_gemm_warmup import lineage
+from vllm_deep_gemm_warmup.compiling.coordinator import Config
+from vllm_deep_gemm_warmup.compiling.kernel import Kernel
+from vllm_deep_gemm_warmup.compiling.session import Session
+config, kernel, depth, busy = json.loads(sys.argv[1])
+def run(depth):
+    if depth:
+        child = multiprocessing.Process(target=run, args=(depth - 1,))
+        child.start()
+        child.join()
+        return
+    session = Session(Config.from_json(config))
+    session.add_kernel(Kernel.from_json(kernel))
+    if busy:
+        time.sleep(600)
+    session.settle()
+lineage.begin(os.environ)
+multiprocessing.set_start_method("fork")
+run(depth)
+"""
+
+
+Family = Callable[[int, bool], tuple[subprocess.Popen[bytes], list[int]]]
+
+
+@pytest.fixture
+def start_family(config: Make, tmp_path: Path) -> Iterator[Family]:
+    """Starts a launcher, and below it so many processes, what builds and a compiler."""
+    started: list[int] = []
+
+    def start(depth: int, busy: bool) -> tuple[subprocess.Popen[bytes], list[int]]:
+        made = config(f"echo $$ > {tmp_path}/pid; exec sleep 600")
+        given = [made.to_json(), make_kernel("k0").to_json(), depth, busy]
+        launcher = subprocess.Popen([sys.executable, "-c", FAMILY, json.dumps(given)])
+        wait_for((tmp_path / "pid").exists)
+        family = family_of(launcher.pid)[1:]
+        started.extend(family)
+        assert len(family) == depth + 2
+        return launcher, family
+
+    yield start
+    for pid in filter(is_running, started):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("depth", [1, 2], ids=["engine", "worker"])
+def test_who_was_started_by_a_dead_process_ends(
+    start_family: Family, depth: int
+) -> None:
+    """G34: an API server dies; the engine, or its worker, waits for a compiler."""
+    launcher, family = start_family(depth, False)
+    launcher.kill()
+    wait_for(lambda: not any(map(is_running, family)), 5.0)
+    launcher.wait()
+
+
+def test_nothing_is_compiled_for_an_engine_whose_server_is_dead(
+    start_family: Family,
+) -> None:
+    """G34: it loads weights, and will hear of it later."""
+    launcher, (engine, *others) = start_family(1, True)
+    launcher.kill()
+    wait_for(lambda: not any(map(is_running, others)), 5.0)
+    assert is_running(engine)
+    launcher.wait()
+
+
+def test_a_launcher_outlives_its_shell(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, time\n"
+        "from vllm_deep_gemm_warmup import lineage\n"
+        "lineage.begin(os.environ)\n"
+        "ours, parent = lineage.Lineage(), os.getppid()\n"
+        "while os.getppid() == parent: time.sleep(0.02)\n"
+        "ours.check()\n"
+        "pathlib.Path('alive').touch()\n"
+    )
+    line = f"{sys.executable} -c '{code.replace(chr(39), chr(34))}' & sleep 1"
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+    wait_for((tmp_path / "alive").exists)
 
 
 def test_who_waits_for_a_coordinator_that_is_killed_is_told(config: Make) -> None:
@@ -413,6 +559,30 @@ def test_a_rank_waits_for_the_ranks_of_its_engine_only(
         wait_for(lambda: 100 in fast._marks)
         idle.join(20.0)
         assert not idle.is_alive()
+
+
+def test_no_rank_goes_on_before_the_slowest(config: Make, tmp_path: Path) -> None:
+    """G35: 16 ranks; 15 have had their kernel and the last one's takes long."""
+    slow = f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    made = config(f"if [ $name = k0 ]; then {slow}; fi")
+    ranks = [Session(made) for _ in range(16)]
+    try:
+        for name, rank in zip(names(16), ranks, strict=True):
+            rank.add_kernel(make_kernel(name))
+        wait_for(lambda: len(kernel_caches.deep_gemm(made.root).entries()) == 15)
+        for rank in ranks[1:]:
+            rank.settle()
+            rank._send({"meet": 100})
+            # Each answer is a step's, and 100 could have come in the first one's.
+            rank.settle()
+            rank.settle()
+        assert not any(100 in rank._marks for rank in ranks)
+        (tmp_path / "go").touch()
+        wait_for(lambda: all(100 in rank._marks for rank in ranks[1:]))
+        assert ranks[0].usable
+    finally:
+        for rank in ranks:
+            rank.close()
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_is_not_final(

@@ -11,6 +11,15 @@ from .conftest import CONTEXT, make_kernel
 
 SPEC = {"entry_point": "fp8_gemm_nt", "n": 576, "rows": {"first": 1, "last": 8192}}
 KERNELS = (make_kernel("k0"), make_kernel("k1"))
+# How the part of a context that differs is said.
+DOUBTS = {
+    "sm_count": "planned for sm_count 132, and this is 114",
+    "major": "planned for major 9, and this is 10",
+    "library": "planned for another library",
+    "compiler": "planned for another compiler",
+    "variables": "planned for DG_JIT_PTXAS_VERBOSE unset, and this is 1",
+    "every_row": "planned for every_row False, and this is True",
+}
 
 
 def test_a_plan_is_found_again(tmp_path: Path) -> None:
@@ -35,13 +44,20 @@ def test_one_of_another_context_is_not(
     """G36, G54: SM count, library, compiler, a variable that changes the key."""
     PlanStore(tmp_path, CONTEXT).save(SPEC, KERNELS)
     context: Context = dataclasses.replace(CONTEXT, **other)
-    assert PlanStore(tmp_path, context).load(SPEC) is None
+    store = PlanStore(tmp_path, context)
+    assert store.load(SPEC) is None
+    doubt = store.doubt(SPEC)
+    assert doubt is not None
+    assert DOUBTS[next(iter(other))] in doubt
 
 
 def test_one_of_other_rows_is_not(tmp_path: Path) -> None:
     PlanStore(tmp_path, CONTEXT).save(SPEC, KERNELS)
     store = PlanStore(tmp_path, CONTEXT)
-    assert store.load({**SPEC, "rows": {"first": 1, "last": 4096}}) is None
+    other = {**SPEC, "rows": {"first": 1, "last": 4096}}
+    assert store.load(other) is None
+    assert store.doubt(other) == "it was planned for other rows"
+    assert store.doubt({**SPEC, "n": 640}) is None
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"spec": 1}', "null"])
@@ -52,6 +68,7 @@ def test_one_that_cannot_be_read_is_not(tmp_path: Path, damage: str) -> None:
     (path,) = (p for p in tmp_path.glob("plans/*/*.json") if p.stem != "context")
     path.write_text(damage)
     assert store.load(SPEC) is None
+    assert store.doubt(SPEC) == f"the plan {path} cannot be read"
     whole = {"spec": SPEC, "kernels": [{"entry": "gemm.k0"}]}
     path.write_text(json.dumps(whole))
     assert store.load(SPEC) is None

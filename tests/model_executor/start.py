@@ -38,7 +38,6 @@ from real_layers import (  # type: ignore[import-not-found]
 )
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
-LIMIT = 64
 # DeepGEMM under its two names, and the one module of ours that calls it.
 LIBRARY = (
     "deep_gemm",
@@ -69,10 +68,10 @@ class Log(logging.Handler):
         return [r.getMessage() for r in self.records if r.levelno >= level]
 
 
-def forward(layer: torch.nn.Module, device: torch.device) -> str:
+def forward(layer: torch.nn.Module, rows: int, device: torch.device) -> str:
     """Run the layer as the profiling run does; return the error, or nothing."""
     try:
-        layer(torch.ones(LIMIT, 256, dtype=torch.bfloat16, device=device))
+        layer(torch.ones(rows, 256, dtype=torch.bfloat16, device=device))
     except RuntimeError as error:
         return str(error)
     return ""
@@ -94,12 +93,12 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
         said = len(log.records)
         # As kernel_warmup does; its question imports the library.
         if options.bf16 or deep_gemm_utils.is_deep_gemm_supported():
-            deep_gemm_warmup(torch.nn.ModuleList([*layers, *plain]), LIMIT)
+            deep_gemm_warmup(torch.nn.ModuleList([*layers, *plain]), options.limit)
         return {
             "progress": log.progress(),
             "imported": [name for name in LIBRARY if name in sys.modules],
             "said": log.lines(logging.NOTSET)[said:],
-            "forward": [forward(layer, device) for layer in layers],
+            "forward": [forward(layer, options.limit, device) for layer in layers],
             "kernels": [
                 type(layer.quant_method.fp8_linear).__name__ for layer in layers
             ],
@@ -146,6 +145,7 @@ def main() -> None:
     parser.add_argument("sizes", nargs="*", type=int)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--ranks", type=int)
+    parser.set_defaults(limit=64)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.ranks:

@@ -1,55 +1,13 @@
 """Starts that cannot go well end in one line that says why, and in another kernel."""
 
-import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 from vllm_deep_gemm_warmup.standin import environment as standin_environment
 
-START = pathlib.Path(__file__).with_name("start.py")
-PLAIN = {"VLLM_DISABLED_KERNELS": "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"}
-
-
-def run(environ: dict[str, str], *arguments: object) -> str:
-    """Run start.py and return all its output, what it prints at the end last."""
-    done = subprocess.run(
-        [sys.executable, str(START), *map(str, arguments)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stderr + done.stdout
-
-
-def start(environ: dict[str, str], *arguments: object) -> dict[str, Any]:
-    """Run one start with a layer of each size N; K is 256."""
-    result: dict[str, Any] = json.loads(run(environ, *arguments).splitlines()[-1])
-    return result
-
-
-def library(folder: pathlib.Path, text: str, environ: dict[str, str]) -> dict[str, str]:
-    """Environment with an external ``deep_gemm``, which vLLM prefers to its own."""
-    module = folder / "site" / "deep_gemm.py"
-    module.parent.mkdir()
-    module.write_text(text)
-    path = os.pathsep.join([str(module.parent), environ.get("PYTHONPATH", "")])
-    return {"PYTHONPATH": path}
-
-
-def compiler(folder: pathlib.Path, line: str) -> dict[str, str]:
-    """Environment of a toolkit whose nvcc is a shell script of one line."""
-    program = folder / "home" / "bin" / "nvcc"
-    program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\n{line}\n")
-    program.chmod(0o755)
-    return {"CUDA_HOME": str(folder / "home")}
+from .starts import PLAIN, compiler, library, run, start
 
 
 @pytest.fixture

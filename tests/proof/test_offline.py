@@ -21,10 +21,11 @@ from vllm_deep_gemm_warmup.offline.manifest import Manifest
 from vllm_deep_gemm_warmup.proof import environment, fake_nvcc, run, server
 from vllm_deep_gemm_warmup.proof.settings import Settings
 
+from ..processes import family_of
 from .runs import MODELS
 
 SMALL = MODELS / "qwen3-0.6b-fp8"
-TWO = ("--tensor-parallel-size", "2")
+EIGHT = ("--tensor-parallel-size", "8")
 Verb = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -38,14 +39,14 @@ def environ() -> Mapping[str, str]:
 def asked(
     environ: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Needs, Path]:
-    """Of two tensor-parallel ranks, and the folder in which they were asked."""
+    """Of eight tensor-parallel ranks, and the folder in which they were asked."""
     scratch = tmp_path_factory.mktemp("asked")
-    return ask_in(scratch, [str(SMALL), *TWO], "h100", environ), scratch
+    return ask_in(scratch, [str(SMALL), *EIGHT], "h100", environ), scratch
 
 
 @pytest.fixture(scope="module")
 def needs(asked: tuple[Needs, Path]) -> Needs:
-    """Of two tensor-parallel ranks."""
+    """Of eight tensor-parallel ranks."""
     return asked[0]
 
 
@@ -76,8 +77,9 @@ def shapes(needs: Needs) -> set[tuple[int, int, int, int]]:
 
 @pytest.mark.slow
 def test_config_json_is_enough(needs: Needs) -> None:
-    """G45: every shape of one of two ranks, for hosts with and without an nvcc."""
-    gemms = {(2048, 1024), (1024, 1024), (3072, 1024), (1024, 1536)}
+    """G45: every shape of one of eight ranks, for hosts with and without an nvcc."""
+    assert [path.name for path in SMALL.iterdir()] == ["config.json"]
+    gemms = {(512, 1024), (1024, 256), (768, 1024), (1024, 384)}
     # One row alone: its scale has another layout where SiLU is fused with it.
     rows = {(1, 8192), (32, 8192), (1, 1)}
     assert shapes(needs) == {(*gemm, *span) for gemm in gemms for span in rows}
@@ -98,9 +100,9 @@ def test_who_is_asked_begins_nothing(asked: tuple[Needs, Path]) -> None:
 
 def begin(folder: Path, needs: Needs) -> tuple[str, ...]:
     """Leave a folder as a `compile` that was killed before its first build."""
-    serving = build.Serving(str(SMALL), "h100", TWO)
+    serving = build.Serving(str(SMALL), "h100", EIGHT)
     build._begin(folder, serving, needs)
-    return (str(SMALL), "--output", str(folder), *TWO)
+    return (str(SMALL), "--output", str(folder), *EIGHT)
 
 
 @pytest.mark.slow
@@ -115,7 +117,7 @@ def test_compile_builds_all_goes_on_and_says_what_it_did(
     assert set(manifest.kernels) == deep_gemm(tmp_path / "out").entries()
     kinds = {entry.partition(".")[0] for entry in manifest.kernels}
     assert kinds == {"sm90_fp8_gemm_1d2d", "transpose_fp32"}
-    assert manifest.arguments == TWO
+    assert manifest.arguments == EIGHT
     # Damaged since, and built again by the same command.
     lost = sorted(manifest.kernels)[0]
     (tmp_path / "out" / "cache" / lost / "kernel.cubin").write_bytes(b"")
@@ -164,21 +166,6 @@ def test_a_model_without_block_fp8_and_bad_arguments_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def processes_of(leader: int) -> list[int]:
-    """The leader and every process that descends from it."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            words = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(path.parent.name)] = int(words[1])
-    found = [leader]
-    for process in found:
-        found += [child for child, parent in parents.items() if parent == process]
-    return found
-
-
 @pytest.mark.slow
 def test_killed_at_any_moment_the_same_command_goes_on(
     needs: Needs, environ: Mapping[str, str], verb: Verb, tmp_path: Path
@@ -192,7 +179,7 @@ def test_killed_at_any_moment_the_same_command_goes_on(
     for _ in range(50):
         with subprocess.Popen(words, env=given, stderr=subprocess.DEVNULL) as child:
             time.sleep(chance.uniform(0, 4))
-            victim = chance.choice(processes_of(child.pid))
+            victim = chance.choice(family_of(child.pid))
             try:
                 os.kill(victim, signal.SIGKILL)
             except ProcessLookupError:

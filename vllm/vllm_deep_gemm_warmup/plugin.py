@@ -13,7 +13,7 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from . import cache_place, finder, kernel_caches, toolchain
+from . import cache_place, finder, kernel_caches, lineage, toolchain
 from .finder import Decision
 from .metrics import collect_builds
 from .settings import OURS, check_settings, check_switch
@@ -60,6 +60,7 @@ def register() -> None:
         return
     if not device_runs_deep_gemm():
         return
+    lineage.begin(os.environ)
     facts = toolchain.read_facts()
     os.environ.update(toolchain.variables(facts))
     root = kernel_caches.deep_gemm_root(os.environ)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import tarfile
 import time
@@ -149,6 +150,21 @@ def test_what_is_packed_is_what_comes_out(
     )
     assert said.stdout == ANSWER
     assert list((root / "tmp").iterdir()) == []
+
+
+def test_a_pack_of_what_engines_built_answers_for_their_compiler(
+    cache: KernelCache, tmp_path: Path
+) -> None:
+    """A host without an nvcc serves from it; with kernels of two, nobody can say."""
+    shutil.rmtree(cache.root / recorded.FOLDER)
+    (cache.root / "manifest.json").unlink()
+    archive.pack(cache.root, tmp_path / "one.tar")
+    archive.unpack(tmp_path / "one.tar", tmp_path / "one")
+    assert recorded.recorded_answer(tmp_path / "one") == "V13.0.88"
+    write_entry(cache, 8, version="13.0.96")
+    archive.pack(cache.root, tmp_path / "two.tar")
+    archive.unpack(tmp_path / "two.tar", tmp_path / "two")
+    assert recorded.recorded_answer(tmp_path / "two") is None
 
 
 def test_the_same_kernels_make_the_same_file(

@@ -8,6 +8,8 @@ import os
 import time
 from pathlib import Path
 
+from ..lineage import Lineage
+
 # Of 63 bits of offsets: the CPUs of each host that shares the file, then all names.
 _HOSTS = 1 << 20
 _TICK = 0.05
@@ -99,13 +101,20 @@ def wait_for_group(path: Path, group: str) -> None:
 
     For a process that has no locks of its own on the file. Where the file is not
     there or cannot be written, nobody works.
+
+    Raises:
+        Abandoned: who started this process is dead.
+
     """
     if not os.access(path, os.R_OK | os.W_OK):
         return
-    locks = Locks(path)
-    while not locks.take(meeting_of(group)):
-        time.sleep(_TICK)
-    locks.close()
+    locks, lineage = Locks(path), Lineage()
+    try:
+        while not locks.take(meeting_of(group)):
+            lineage.check()
+            time.sleep(_TICK)
+    finally:
+        locks.close()
 
 
 def _digest(text: str) -> str:

@@ -13,9 +13,11 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..lineage import Abandoned, Lineage
 from .building import Outcome
 from .coordinator import Config
 from .kernel import Kernel
@@ -23,6 +25,7 @@ from .store import spec_key
 
 _MODULE = "vllm_deep_gemm_warmup.compiling.coordinator"
 _PATIENCE = 10.0
+_TICK = 1.0
 _Event = Mapping[str, Any]
 logger = logging.getLogger("vllm.deep_gemm_warmup")
 
@@ -44,6 +47,7 @@ class Session:
     Attributes:
         plans: spec's key -> its kernels, or why there are none.
         outcomes: entry -> what became of it.
+        specs: spec's key -> the spec, of all that were added.
 
     Raises:
         OSError: no process can be started, or the work folder cannot be written.
@@ -62,8 +66,9 @@ class Session:
         self._ended = False
         self._unheard: str | None = None
         self._deaf = False
-        self._specs: set[str] = set()
+        self.specs: dict[str, Mapping[str, Any]] = {}
         self._owner = os.getpid()
+        self._lineage = Lineage()
         config.work.mkdir(parents=True, exist_ok=True)
         if not os.access(config.work, os.W_OK):
             raise PermissionError(f"{config.work} cannot be written")
@@ -79,6 +84,10 @@ class Session:
             target=self._read, name="deep-gemm-compiling", daemon=True
         )
         reader.start()
+        if self._lineage.known:
+            threading.Thread(
+                target=self._watch, name="deep-gemm-lineage", daemon=True
+            ).start()
 
     @property
     def usable(self) -> bool:
@@ -88,8 +97,8 @@ class Session:
     def add_spec(self, spec: Mapping[str, Any], *, build: bool = True) -> None:
         """Have a spec's kernels found, and built; not one that was added before."""
         key = spec_key(spec)
-        if key not in self._specs:
-            self._specs.add(key)
+        if key not in self.specs:
+            self.specs[key] = spec
             self._send({"spec": spec, "build": build})
 
     def add_kernel(self, kernel: Kernel) -> None:
@@ -101,6 +110,7 @@ class Session:
 
         Raises:
             Ended: the coordinator is gone, and something may not be done.
+            Abandoned: who started this process is dead.
 
         """
         self._wait_for("settle")
@@ -110,6 +120,7 @@ class Session:
 
         Raises:
             Ended: the coordinator is gone.
+            Abandoned: who started this process is dead.
 
         """
         self._wait_for("meet")
@@ -146,8 +157,19 @@ class Session:
         self._send({verb: mark})
         with self._changed:
             self._changed.wait_for(lambda: mark in self._marks or self._ended)
-            if mark not in self._marks:
-                raise Ended(self._describe_end())
+        if mark not in self._marks:
+            self._lineage.check()
+            raise Ended(self._describe_end())
+
+    def _watch(self) -> None:
+        """Have nothing compiled for an engine that nobody waits for."""
+        while not self._ended:
+            try:
+                self._lineage.check()
+            except Abandoned:
+                self._child.kill()
+                return
+            time.sleep(_TICK)
 
     def _describe_end(self) -> str:
         if self._unheard is not None:

@@ -100,6 +100,22 @@ class PlanStore:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def doubt(self, spec: _SpecJson) -> str | None:
+        """Why a spec that ``load`` does not find has a plan that does not count.
+
+        None: it has none, of another context and of other rows neither.
+        """
+        path = self._plans / _name(spec)
+        if path.exists():
+            return f"the plan {path} cannot be read"
+        for context in sorted(self._plans.parent.glob("*/context.json")):
+            if (context.parent / path.name).exists():
+                return f"it was planned for {_difference(context, self._context)}"
+        others = map(_read_spec, self._plans.glob("*.json"))
+        if any(_shape(other) == _shape(plain(spec)) for other in others):
+            return "it was planned for other rows"
+        return None
+
     def save(self, spec: _SpecJson, kernels: tuple[Kernel, ...]) -> None:
         """Keep the kernels of a spec.
 
@@ -166,6 +182,45 @@ class PlanStore:
             except (OSError, ValueError):
                 continue
             yield wish
+
+
+def _difference(path: Path, context: Context) -> str:
+    """Name what another context has that this one has not."""
+    try:
+        other = Context.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return "something that cannot be read"
+    theirs, ours = dict(other.variables), dict(context.variables)
+    parts = [
+        f"{name} {theirs.get(name, 'unset')}, and this is {ours.get(name, 'unset')}"
+        for name in sorted({**theirs, **ours})
+        if theirs.get(name) != ours.get(name)
+    ]
+    parts += [
+        f"another {n}" for n in _TEXTS if getattr(other, n) != getattr(context, n)
+    ]
+    parts += [
+        f"{name} {getattr(other, name)}, and this is {getattr(context, name)}"
+        for name in _NUMBERS
+        if getattr(other, name) != getattr(context, name)
+    ]
+    return "; ".join(parts) or "another version of this package"
+
+
+_TEXTS = ("library", "compiler")
+_NUMBERS = ("major", "minor", "sm_count", "every_row")
+
+
+def _read_spec(path: Path) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(path.read_text())["spec"])
+    # The context of the plans is among the files.
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _shape(spec: _SpecJson) -> dict[str, Any]:
+    return {name: value for name, value in spec.items() if name != "rows"}
 
 
 def _name(spec: _SpecJson | None) -> str:

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ..kernel_caches import FOLDER, EntryState, deep_gemm
+from ..cache_keys import read_key_parts
+from ..kernel_caches import FOLDER, EntryState, KernelCache, deep_gemm
 from ..toolchain.recorded import record, recorded_answer
 from .manifest import ENTRY_FILES, FILE, Manifest, ManifestError, cubin_digest
 
@@ -56,7 +57,7 @@ def pack(root: Path, file: Path) -> int:
         for path in _files(root, whole)
         if path.is_file() and not path.is_symlink()
     }
-    if (answer := recorded_answer(root)) is not None:
+    if (answer := recorded_answer(root) or _recorded_in(cache, whole)) is not None:
         members[VERSION_TEXT] = answer.encode(errors="surrogateescape")
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     try:
@@ -67,6 +68,16 @@ def pack(root: Path, file: Path) -> int:
     finally:
         temporary.unlink(missing_ok=True)
     return len(whole)
+
+
+def _recorded_in(cache: KernelCache, entries: list[str]) -> str | None:
+    """What the compiler answered that built all of a folder, such as an engine's.
+
+    Of two compilers neither answers for the other's kernels.
+    """
+    known = (read_key_parts(cache.folder / entry) for entry in entries)
+    answers = {parts.compiler for parts in known if parts is not None}
+    return answers.pop() or None if len(answers) == 1 else None
 
 
 def _files(root: Path, entries: list[str]) -> Iterator[Path]:

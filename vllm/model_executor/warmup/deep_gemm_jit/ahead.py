@@ -57,15 +57,18 @@ class Ahead:
 
     def add(self, specs: Iterable[Spec]) -> None:
         """Have the kernels of specs built, where they are not there yet."""
-        from .ready import find_full
+        from .ready import describe_doubt, find_full
 
         for spec in specs:
             if spec in self._seen:
                 continue
             self._seen.add(spec)
-            begun = self.work.session is not None
-            if begun or find_full([spec], self.work.config) is None:
-                self.work.begin().add_spec(json_of(spec))
+            doubt = None
+            if self.work.session is None:
+                if find_full([spec], self.work.config) is not None:
+                    continue
+                doubt = describe_doubt([spec], self.work.config)
+            self.work.begin(doubt).add_spec(json_of(spec))
 
     def flush(self) -> None:
         """Ask the kernel that came last."""

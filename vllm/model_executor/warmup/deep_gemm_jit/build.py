@@ -4,10 +4,12 @@ import torch
 from vllm.logger import init_logger
 from vllm_deep_gemm_warmup.compiling.environment import Unplannable
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
+from vllm_deep_gemm_warmup.lineage import Lineage
 from vllm_deep_gemm_warmup.settings import Settings
 
 from . import ahead
 from .backend import Backend
+from .calls import Call
 from .entry_points import STRATEGIES
 from .machine import read_config
 from .plan import Plan
@@ -34,6 +36,7 @@ def build(
 
     Raises:
         RuntimeError: A kernel that was called has failed on the device.
+        Abandoned: Who started this process is dead.
 
     """
     specs = [s for s in plan.specs if STRATEGIES[s.entry_point].in_deep_gemm_cache]
@@ -97,6 +100,13 @@ def _load(
     settings: Settings,
 ) -> list[SpecResult]:
     progress.expect(len(plan.weights))
+    lineage = Lineage()
+
+    def called(spec: Spec, call: Call) -> None:
+        progress.called(spec, call)
+        # Where the library compiles, each call takes seconds.
+        lineage.check()
+
     results = []
     for spec, weights in plan.weights.items():
         progress.begin(spec)
@@ -106,14 +116,14 @@ def _load(
                 weights,
                 ready,
                 every_row=settings.every_row,
-                listener=progress.called,
+                listener=called,
             )
         else:
             calls, left = backend.run(
                 spec,
                 weights,
                 every_row=settings.every_row,
-                listener=progress.called,
+                listener=called,
             )
         progress.finished(spec)
         results.append(

@@ -2,6 +2,8 @@
 
 import functools
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from types import ModuleType
 
@@ -50,6 +52,7 @@ def _import_problem() -> str | None:
     # vLLM sets the library's cache folder before it imports it: keep that order.
     from vllm.utils.deep_gemm import _import_deep_gemm, is_deep_gemm_e8m0_used
 
+    _say_imported_before()
     try:
         is_deep_gemm_e8m0_used()
         library = _import_deep_gemm()
@@ -57,6 +60,24 @@ def _import_problem() -> str | None:
     except _IMPORT_FAILURES:
         library = None
     return describe_import(library, importlib.import_module)
+
+
+def _say_imported_before() -> None:
+    """Say so where another module imported the library before vLLM named its cache.
+
+    DeepGEMM 2.8.1 reads the name with its first kernel: an import alone is no harm.
+    """
+    from vllm.logger import init_logger
+
+    early = [name for name in _MODULES if name in sys.modules]
+    if early and not os.environ.get("DG_JIT_CACHE_DIR"):
+        init_logger(__name__).info_once(
+            "DeepGEMM library (%s): it was imported before vLLM has named its cache; "
+            "if it has built a kernel since, it goes on building in ~/.dj; set "
+            "DG_JIT_CACHE_DIR before that",
+            early[0],
+            scope="local",
+        )
 
 
 def describe_import(

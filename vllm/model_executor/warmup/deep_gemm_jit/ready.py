@@ -81,6 +81,23 @@ def find_full(specs: Iterable[Spec], config: Config) -> Ready | None:
     return Ready(plan)
 
 
+def describe_doubt(specs: Iterable[Spec], config: Config) -> str | None:
+    """Return why the first spec without a plan has none, or None.
+
+    None as well where nothing was kept, and where all have one: then kernels are
+    missing, of which more is said.
+    """
+    store = PlanStore(config.work, config.context)
+    for spec in specs:
+        if store.load(json_of(spec)) is not None:
+            continue
+        doubt = store.doubt(json_of(spec))
+        if doubt is None and kernel_caches.deep_gemm(config.root).entries():
+            doubt = f"no plan of it is kept in {config.work}"
+        return doubt and f"{spec}: {doubt}"
+    return None
+
+
 def make_ready(specs: Iterable[Spec], work: Work) -> Ready:
     """Have the kernels of all specs built, each once a node, and wait for them.
 
@@ -98,7 +115,7 @@ def make_ready(specs: Iterable[Spec], work: Work) -> Ready:
         if full is not None:
             wait_for_group(work.config.locks, work.config.group)
             return full
-    session, problem = work.begin(), None
+    session, problem = work.begin(describe_doubt(wanted, work.config)), None
     try:
         for spec in wanted:
             session.add_spec(json_of(spec))

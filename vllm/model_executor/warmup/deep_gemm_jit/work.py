@@ -1,6 +1,7 @@
 """Decides when an engine's kernels are begun with, and what is said while they come."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,9 +9,13 @@ from vllm_deep_gemm_warmup.cache_keys import explain_misses
 from vllm_deep_gemm_warmup.compiling.building import building_seconds
 from vllm_deep_gemm_warmup.compiling.coordinator import Config
 from vllm_deep_gemm_warmup.compiling.session import Session
-from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
+from vllm_deep_gemm_warmup.kernel_caches import KernelCache, deep_gemm
+from vllm_deep_gemm_warmup.offline.manifest import FILE as MANIFEST
 
 from .progress import Progress
+from .spec import spec_from_json
+
+_SHAPES_SHOWN = 8
 
 
 class Work:
@@ -44,8 +49,11 @@ class Work:
         begun = self._session
         return begun if begun is not None and begun.usable else None
 
-    def begin(self) -> Session:
+    def begin(self, doubt: str | None = None) -> Session:
         """Return the session; it is begun now if it was not.
+
+        Args:
+            doubt: Why what was kept of an earlier start does not count, or None.
 
         Raises:
             OSError: no process can be started, or the cache cannot be written.
@@ -54,6 +62,8 @@ class Work:
         if self._session is None:
             self._session = Session(self.config, self._heard)
             self.progress.start()
+            if doubt is not None and self._speaks:
+                self._logger.info("DeepGEMM warmup: %s; it is planned anew", doubt)
         return self._session
 
     def close(self) -> None:
@@ -81,14 +91,50 @@ class Work:
             self._logger.log(logging.WARNING if late else logging.INFO, line)
 
     def _misses(self) -> list[str]:
+        """Why kernels are not found in a cache that has some, and which are not."""
         if self._session is None:
             return []
-        plans = [p for p in self._session.plans.values() if not isinstance(p, str)]
-        return explain_misses(
-            (kernel for plan in plans for kernel in plan),
-            deep_gemm(self.config.root),
+        plans = {
+            key: plan
+            for key, plan in dict(self._session.plans).items()
+            if not isinstance(plan, str)
+        }
+        cache = deep_gemm(self.config.root)
+        misses = explain_misses(
+            (kernel for plan in plans.values() for kernel in plan),
+            cache,
             self.config.context.sm_count,
         )
+        if (cache.root / MANIFEST).exists():
+            present = cache.entries()
+            missing = {
+                key: len({kernel.entry for kernel in plan} - present)
+                for key, plan in plans.items()
+            }
+            misses += _describe_gaps(cache, self._session, missing)
+        return misses
+
+
+def _describe_gaps(
+    cache: KernelCache, session: Session, missing: Mapping[str, int]
+) -> list[str]:
+    """Name the shapes that a cache lacks which was compiled to be whole, in a line."""
+    shapes: Counter[str] = Counter()
+    for key, count in missing.items():
+        if count:
+            spec = spec_from_json(session.specs[key])
+            shapes[f"{spec.entry_point} {spec.shape}"] += count
+    if not shapes:
+        return []
+    named = [f"{shape} ({count})" for shape, count in shapes.most_common(_SHAPES_SHOWN)]
+    if len(shapes) > _SHAPES_SHOWN:
+        named.append(f"{len(shapes) - _SHAPES_SHOWN} more")
+    line = (
+        f"DeepGEMM cache ({cache.root}): it was compiled beforehand and lacks kernels "
+        f"of {', '.join(named)}; they are built now; compile it for this engine's "
+        "arguments"
+    )
+    return [line]
 
 
 def describe_work(missing: int, workers: int, timeout: float) -> tuple[str, bool]:
