@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.deep_gemm_warmup")
 
-# What a kernel will run with up to so many tokens in a step, once it can be asked.
+# What a kernel will run with up to so many tokens in a step.
 Ask = Callable[[int], Iterable[Spec]]
 
 
@@ -41,19 +41,8 @@ class Ahead:
 
     def __init__(self, work: Work, max_tokens: int) -> None:
         self.work, self.max_tokens = work, max_tokens
-        self._waiting: Ask | None = None
         self._seen: set[Spec] = set()
         self.waited = False
-
-    def announce(self, ask: Ask) -> None:
-        """Take in a kernel that is being constructed.
-
-        It is asked when the next one comes, or at the end: a dynamic wrapper makes
-        itself known to its kernels after it has constructed them.
-        """
-        before, self._waiting = self._waiting, ask
-        if before is not None:
-            self.add(before(self.max_tokens))
 
     def add(self, specs: Iterable[Spec]) -> None:
         """Have the kernels of specs built, where they are not there yet."""
@@ -67,15 +56,8 @@ class Ahead:
             if begun or find_full([spec], self.work.config) is None:
                 self.work.begin().add_spec(json_of(spec))
 
-    def flush(self) -> None:
-        """Ask the kernel that came last."""
-        last, self._waiting = self._waiting, None
-        if last is not None:
-            self.add(last(self.max_tokens))
-
     def wait(self) -> None:
         """Wait until all that is known is built, or has failed."""
-        self.flush()
         session = self.work.session
         if session is not None:
             session.settle()
@@ -99,7 +81,13 @@ _process = _Process()
 
 
 def announce(ask: Ask, config: "VllmConfig") -> None:
-    """Begin with what a kernel of an engine will run; never fails."""
+    """Begin with what a kernel of an engine will run; never fails.
+
+    Args:
+        ask: The kernel, which is constructed.
+        config: Of its engine.
+
+    """
     if _process.engine() is not config.compilation_config:
         end()
         _process.engine = weakref.ref(config.compilation_config)
@@ -109,7 +97,7 @@ def announce(ask: Ask, config: "VllmConfig") -> None:
     try:
         if _process.ahead is None:
             _process.ahead = _begin(config)
-        _process.ahead.announce(ask)
+        _process.ahead.add(ask(_process.ahead.max_tokens))
     # Engine start: the warmup does the same later, and reports what is wrong.
     except Exception as error:
         _give_up(error)
@@ -144,11 +132,6 @@ def take_over(config: Config) -> Work | None:
     ahead, _process.ahead = _process.ahead, None
     if ahead is None:
         return None
-    try:
-        ahead.flush()
-    # Engine start: what is not flushed is in the warmup's own plan.
-    except Exception as error:
-        logger.debug("DeepGEMM warmup ahead: %s", error)
     begun = ahead.work.config
     if ahead.work.session is None or not _same_work(begun, config):
         logger.debug("DeepGEMM warmup ahead: it was for %s, now %s", begun, config)
