@@ -34,7 +34,7 @@ class Manifest:
         model: as it was given to `vllm serve`.
         arguments: those after it.
         device: what the stand-in posed as.
-        target: such as `sm90-132sm`.
+        target: such as `sm90-132sm`, or several with `and` between them.
         versions: of the packages that decide on a kernel, by name.
         library: digest of DeepGEMM's compiled part.
         compiler: what `nvcc --version` answered, whole: it is part of each key.
