@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from .. import standin
+from ..compiling import children
 from ..compiling.coordinator import Config
 from ..proof import fake_nvcc
 from ..settings import WORKERS
@@ -192,22 +193,23 @@ def _environment(
 def _run(
     words: Sequence[str], environ: Mapping[str, str], log: IO[bytes]
 ) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", _PROGRAM, *words],
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        check=False,
-    )
-    if done.returncode:
+    command = [sys.executable, "-m", _PROGRAM, *words]
+    child = children.start(command, output=subprocess.PIPE, errors=log, environ=environ)
+    with child:
+        try:
+            said, _ = child.communicate()
+        # It has a process group of its own, which Ctrl-C does not reach.
+        except BaseException:
+            children.end(child)
+            raise
+    if child.returncode:
         log.seek(0)
         tail = log.read().decode(errors="replace").splitlines()[-_LINES:]
-        said = "\n".join(tail)
+        end = "\n".join(tail)
         raise AskError(
-            f"vllm serve {shlex.join(words)}: it could not be planned\n{said}"
+            f"vllm serve {shlex.join(words)}: it could not be planned\n{end}"
         )
-    loaded: dict[str, Any] = json.loads(done.stdout)
+    loaded: dict[str, Any] = json.loads(said)
     return loaded
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from ..toolchain.recorded import FOLDER as RECORDED
 from ..toolchain.recorded import record
 from .arguments import Serving, add_serving, machines_for, read_serving
 from .ask import AskError, Needs, Share, UsageError
-from .manifest import FILE, Manifest, cubin_digest
+from .manifest import FILE, Manifest, cubin_digest, version_of
 
 # There while a folder is not finished: what it is to become.
 BEGUN = "compile.json"
@@ -116,7 +115,7 @@ def _begin(root: Path, serving: Serving, needs: Needs) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {name: _version(name) for name in _VERSIONS}
+    return {name: version_of(name) for name in _VERSIONS}
 
 
 def _build_all(serving: Serving, needs: Needs, machines: Sequence[Config]) -> int:
@@ -189,13 +188,6 @@ def _digest(cache: KernelCache, entry: str) -> str:
         return cubin_digest(cache, entry)
     except OSError:
         return ""  # planned and not built
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 class _Progress:

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from vllm_deep_gemm_warmup.compiling.children import killed_with
 from vllm_deep_gemm_warmup.settings import read_settings
 
 from .lone_rank import bind_caches, worker_of
@@ -82,8 +83,10 @@ def _fork(words: Sequence[str], rank: Rank) -> dict[str, Any] | None:
     with tempfile.TemporaryFile("w+") as answer:
         sys.stdout.flush()
         sys.stderr.flush()
+        die_too = killed_with(os.getpid())
         pid = os.fork()
         if pid == 0:
+            die_too()
             _answer(words, rank, answer)
         _, status = os.waitpid(pid, 0)
         if status:
