@@ -85,6 +85,6 @@ def describe(needs: Needs, kernels: dict[str, Kernel], workers: int) -> list[str
         f"{total}, up to {needs.max_tokens} tokens a step, {needs.ranks} ranks asked",
         *(f"  {count:4} {name}" for name, count in sorted(counts.items())),
         f"about {seconds:.0f} s with {workers} compilers at a time",
-        *(f"for nothing: {line}" for line in needs.unconfirmed),
+        *(f"for no layer: {line}" for line in needs.unconfirmed),
         *(f"built on the host by FlashInfer: {line}" for line in needs.elsewhere),
     ]

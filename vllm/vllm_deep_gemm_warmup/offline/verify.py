@@ -104,19 +104,17 @@ def _settings(serving: Serving, kept: Path, log: Path | None) -> Settings:
         sizes.add_argument(initial, f"--{size}-parallel-size", type=int, default=1)
     sizes.add_argument("--max-num-batched-tokens", type=int, default=_LIMIT)
     given, _ = sizes.parse_known_args(serving.arguments)
-    ranks = 1
-    for size in _SIZES:
-        ranks *= getattr(given, f"{size}_parallel_size")
-    if ranks != given.tensor_parallel_size:
+    if given.data_parallel_size > 1:
         raise UsageError(
-            "vllm serve: only tensor-parallel engines are booted here; verify each of "
-            "the others where it is served (`prove`)"
+            "vllm serve: data-parallel engines are not booted here; verify them where "
+            "they are served (`prove`)"
         )
     return Settings(
         model=Path(serving.model),
         device=serving.device,
         mode="eager" if "--enforce-eager" in serving.arguments else "graphs",
-        tp=ranks,
+        tp=given.tensor_parallel_size,
+        pp=given.pipeline_parallel_size,
         limit=given.max_num_batched_tokens,
         keep_cache=kept,
         log=log,

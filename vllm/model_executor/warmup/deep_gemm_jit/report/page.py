@@ -169,7 +169,7 @@ th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(-
 <p>Not reached by this model: {{ coverage.unreached | join(", ") }}.</p>
 {% endif %}
 {% if report.unconfirmed %}
-<h2>For nothing</h2>
+<h2>For no layer</h2>
 <div class="scroll">
 <table>
 <thead><tr><th scope="col">Shape</th><th scope="col" class="n">kernels</th>

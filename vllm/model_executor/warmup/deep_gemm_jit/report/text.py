@@ -79,9 +79,9 @@ def summary(report: Report) -> str:
     kernels = f"{built} kernels built" if built else "0 kernels built, all were there"
     if failed:
         kernels = f"{built} kernels built, {failed} calls failed"
-    for_nothing = sum(len(result.built) for result in report.unconfirmed)
-    if for_nothing:
-        kernels += f", {for_nothing} of them for no layer"
+    for_no_layer = sum(len(result.built) for result in report.unconfirmed)
+    if for_no_layer:
+        kernels += f", {for_no_layer} of them for no layer"
     counts = report.sm_counts
     sms = f", {' and '.join(map(str, counts))} SMs" if len(counts) > 1 else ""
     return (
@@ -152,7 +152,7 @@ def _left_out(title: str, groups: Sequence[LeftOut]) -> list[str]:
 def _unconfirmed(results: Sequence[SpecResult]) -> list[str]:
     return [
         _short(
-            f"for nothing: {result.spec}: {len(result.calls)} kernels, "
+            f"for no layer: {result.spec}: {len(result.calls)} kernels, "
             f"{len(result.built)} built: {result.unconfirmed}"
         )
         for result in results

@@ -96,7 +96,7 @@ class Report:
 
     Attributes:
         plan: What was to be done.
-        results: One for each spec, and for each that was begun with for nothing.
+        results: One for each spec, and for each that was begun with for no layer.
         max_tokens: The limit that the plan was made for.
         mode: ``relax`` or ``full``.
         target: What the kernels were built for; None where nothing was to build.
