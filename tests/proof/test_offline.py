@@ -228,6 +228,27 @@ def test_a_drafter_s_shapes_are_among_them(environ: Mapping[str, str]) -> None:
     assert rows == dict.fromkeys(small, 2048 + 64)
 
 
+@pytest.mark.slow
+def test_what_an_einsum_s_layer_has_announced_is_among_them(
+    environ: Mapping[str, str],
+) -> None:
+    """DeepSeek-V4's `wo_a`: an engine begins with a plain GEMM for it."""
+    model = str(MODELS / "deepseek-v4-flash-base")
+    needs = ask(model, (), "h100", {**environ, **ALONE})
+    einsums = {
+        (spec["groups"] * spec["n"], spec["k"])
+        for spec in needs.specs
+        if spec["entry_point"] == "fp8_einsum"
+    }
+    assert len(einsums) == 1
+    assert einsums <= gemms(needs)
+    ((n, k),) = einsums
+    for line in needs.unconfirmed:
+        assert f"N={n} K={k}, " in line
+        assert line.endswith(": announced at construction, confirmed by no layer")
+    assert needs.unconfirmed
+
+
 OVERLAP = ("--enable-dbo", "--all2all-backend=deepep_high_throughput")
 
 
@@ -328,13 +349,19 @@ def test_killed_while_vllm_is_asked_the_same_command_goes_on(
     assert list(Manifest.read(out).problems(out)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("--pipeline-parallel-size=2",), marks=pytest.mark.long),
+    ],
+)
 def test_verify_boots_the_engine_and_says_what_is_missing(
-    verb: Verb, tmp_path: Path
+    verb: Verb, tmp_path: Path, ranks: tuple[str, ...]
 ) -> None:
     """G54, G55: a full folder is enough; one kernel less is named before serving."""
     out = tmp_path / "out"
-    arguments = ("--enforce-eager", "--max-num-batched-tokens=64")
+    arguments = ("--enforce-eager", "--max-num-batched-tokens=64", *ranks)
     done = verb("compile", SMALL, "--output", out, *arguments)
     assert done.returncode == 0, done.stderr
     kernels = sorted(Manifest.read(out).kernels)
