@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from .runs import MODELS
 SMALL = MODELS / "qwen3-0.6b-fp8"
 EIGHT = ("--tensor-parallel-size", "8")
 Verb = Callable[..., subprocess.CompletedProcess[str]]
+# DeepGEMM alone, so that the host does not matter.
+ALONE = {"VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def needs(asked: tuple[Needs, Path]) -> Needs:
 def verb(environ: Mapping[str, str], tmp_path: Path) -> Verb:
     """Run a verb of the command with the declared fake compiler."""
     fake_nvcc.install(tmp_path / "cuda" / "bin")
-    given = {**environ, "CUDA_HOME": str(tmp_path / "cuda")}
+    given = {**environ, **ALONE, "CUDA_HOME": str(tmp_path / "cuda")}
 
     def call(*words: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -98,11 +101,13 @@ def test_who_is_asked_begins_nothing(asked: tuple[Needs, Path]) -> None:
     assert deep_gemm(scratch / "caches" / "deep_gemm").entries() == frozenset()
 
 
-def begin(folder: Path, needs: Needs) -> tuple[str, ...]:
+def begin(
+    folder: Path, needs: Needs, arguments: tuple[str, ...] = EIGHT
+) -> tuple[str, ...]:
     """Leave a folder as a `compile` that was killed before its first build."""
-    serving = build.Serving(str(SMALL), "h100", EIGHT)
+    serving = build.Serving(str(SMALL), "h100", arguments)
     build._begin(folder, serving, needs)
-    return (str(SMALL), "--output", str(folder), *EIGHT)
+    return (str(SMALL), "--output", str(folder), *arguments)
 
 
 @pytest.mark.slow
@@ -166,6 +171,109 @@ def test_a_model_without_block_fp8_and_bad_arguments_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def gemms(needs: Needs) -> set[tuple[int, int]]:
+    """(N, K) of plain GEMMs."""
+    plain = (spec for spec in needs.specs if spec["entry_point"] == "fp8_gemm_nt")
+    return {(spec["n"], spec["k"]) for spec in plain}
+
+
+# DeepSeek-V3 on eight ranks: dense and shared MLP, then attention.
+MLP = {(4608, 7168), (7168, 2304), (512, 7168), (7168, 256)}
+ATTENTION = {(2112, 7168), (3072, 1536), (4096, 512), (7168, 2048)}
+
+
+@pytest.mark.slow
+def test_eight_ranks_of_deepseek_v3_have_its_shapes(
+    environ: Mapping[str, str],
+) -> None:
+    """G45: the shapes of entry-points.md, from `config.json` alone."""
+    model = str(MODELS / "deepseek-v3")
+    needs = ask(model, ("--tensor-parallel-size=8",), "h100", {**environ, **ALONE})
+    assert gemms(needs) == MLP | ATTENTION
+    assert needs.unregistered == needs.unconfirmed == ()
+
+
+@pytest.mark.slow
+def test_a_drafter_s_shapes_are_among_them(environ: Mapping[str, str]) -> None:
+    """And its rows: it reads one token more of each request."""
+    drafter = {"model": str(SMALL), "num_speculative_tokens": 2}
+    arguments = (
+        f"--speculative-config={json.dumps(drafter)}",
+        "--max-num-seqs=64",
+        "--max-num-batched-tokens=2048",
+    )
+    given = {**environ, **ALONE}
+    needs = ask(str(MODELS / "qwen3-8b-fp8"), arguments, "h100", given)
+    target = {(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)}
+    small = {(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)}
+    assert gemms(needs) == target | small
+    rows = {
+        (spec["n"], spec["k"]): spec["rows"]["last"]
+        for spec in needs.specs
+        if spec["rows"]["last"] > 2048
+    }
+    assert rows == dict.fromkeys(small, 2048 + 64)
+
+
+@pytest.mark.slow
+def test_what_an_einsum_s_layer_has_announced_is_among_them(
+    environ: Mapping[str, str],
+) -> None:
+    """DeepSeek-V4's `wo_a`: an engine begins with a plain GEMM for it."""
+    model = str(MODELS / "deepseek-v4-flash-base")
+    needs = ask(model, (), "h100", {**environ, **ALONE})
+    einsums = {
+        (spec["groups"] * spec["n"], spec["k"])
+        for spec in needs.specs
+        if spec["entry_point"] == "fp8_einsum"
+    }
+    assert len(einsums) == 1
+    assert einsums <= gemms(needs)
+    ((n, k),) = einsums
+    for line in needs.unconfirmed:
+        assert f"N={n} K={k}, " in line
+        assert line.endswith(": announced at construction, confirmed by no layer")
+    assert needs.unconfirmed
+
+
+OVERLAP = ("--enable-dbo", "--all2all-backend=deepep_high_throughput")
+
+
+@pytest.mark.slow
+def test_overlapped_batches_have_kernels_of_their_own(
+    environ: Mapping[str, str], verb: Verb, tmp_path: Path
+) -> None:
+    """112 SMs and half of the tokens; of a dense model, which needs no DeepEP."""
+    limit = ("--max-num-batched-tokens=128",)
+    given = {**environ, **ALONE}
+    needs = ask(str(SMALL), (*OVERLAP, *limit), "h100", given)
+    assert [share.target for share in needs.shares] == ["sm90-132sm", "sm90-112sm"]
+    assert [share.machine.context.sm_count for share in needs.shares] == [132, 112]
+    whole, part = ({json.dumps(s) for s in share.specs} for share in needs.shares)
+    halved = {text.replace('"last": 128', '"last": 64') for text in whole}
+    assert part == halved != whole
+    assert Needs.from_json(json.loads(json.dumps(needs.to_json()))) == needs
+
+    command = begin(tmp_path / "out", needs, (*OVERLAP, *limit))
+    done = verb("compile", *command)
+    assert done.returncode == 0, done.stderr
+    assert "for sm90-132sm and sm90-112sm, " in done.stdout
+    manifest = Manifest.read(tmp_path / "out")
+    assert set(manifest.kernels) == deep_gemm(tmp_path / "out").entries()
+    sources = [
+        (tmp_path / "out" / "cache" / entry / "kernel.cu").read_text()
+        for entry in manifest.kernels
+        if "gemm" in entry
+    ]
+    counts = [sum(f" {sms}," in text for text in sources) for sms in (132, 112)]
+    assert all(counts)
+    assert sum(counts) == len(sources)
+    said = verb("status", tmp_path / "out").stdout
+    assert "(sm90-132sm and sm90-112sm)" in said
+    done = verb("compile", *command)
+    assert ", 0 built now, 0 problems" in done.stdout
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_the_same_command_goes_on(
     needs: Needs, environ: Mapping[str, str], verb: Verb, tmp_path: Path
@@ -189,6 +297,118 @@ def test_killed_at_any_moment_the_same_command_goes_on(
     done = verb("compile", *command)
     assert done.returncode == 0, done.stderr
     assert list(Manifest.read(tmp_path / "out").problems(tmp_path / "out")) == []
+
+
+def gone(processes: Sequence[int]) -> bool:
+    """Whether all of them have ended, by a deadline."""
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{number}").exists() for number in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.mark.slow
+def test_killed_while_vllm_is_asked_the_same_command_goes_on(
+    environ: Mapping[str, str], verb: Verb, tmp_path: Path
+) -> None:
+    """Nothing is written by then, and nothing runs on."""
+    fake_nvcc.install(tmp_path / "cuda" / "bin")
+    given = {**environ, **ALONE, "CUDA_HOME": str(tmp_path / "cuda")}
+    out = tmp_path / "out"
+    command = (SMALL, "--output", out, "--max-num-batched-tokens=64")
+    words = [sys.executable, "-m", "vllm_deep_gemm_warmup.cli", "compile"]
+    chance = random.Random(5)
+    for number in range(5):
+        with subprocess.Popen(
+            [*words, *map(str, command)], env=given, stderr=subprocess.DEVNULL
+        ) as child:
+            time.sleep(chance.uniform(0, 6))
+            family = family_of(child.pid)
+            # The command itself, and then one of those that it has started.
+            os.kill(family[0] if number % 2 else family[-1], signal.SIGKILL)
+        assert child.returncode != 0
+        assert gone(family)
+        assert not out.exists()
+    done = verb("compile", *command)
+    assert done.returncode == 0, done.stderr
+    assert list(Manifest.read(out).problems(out)) == []
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("--pipeline-parallel-size=2",), marks=pytest.mark.long),
+    ],
+)
+def test_verify_boots_the_engine_and_says_what_is_missing(
+    verb: Verb, tmp_path: Path, ranks: tuple[str, ...]
+) -> None:
+    """G54, G55: a full folder is enough; one kernel less is named before serving."""
+    out = tmp_path / "out"
+    arguments = ("--enforce-eager", "--max-num-batched-tokens=64", *ranks)
+    done = verb("compile", SMALL, "--output", out, *arguments)
+    assert done.returncode == 0, done.stderr
+    kernels = sorted(Manifest.read(out).kernels)
+    done = verb("verify", out, SMALL, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(f"{out}: {len(kernels)} kernels found, 0 built\n")
+    assert "manifest: " not in done.stdout
+
+    shutil.rmtree(out / "cache" / kernels[0])
+    done = verb("verify", out, SMALL, *arguments)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"manifest: {kernels[0]}: missing" in done.stdout
+    assert done.stdout.endswith(f"{len(kernels) - 1} kernels found, 1 built\n")
+    assert deep_gemm(out).entries() == set(kernels[1:])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("given", "now", "said"),
+    [
+        (("--max-num-batched-tokens=64",), (), "now `"),
+        (("--device=h100",), ("--device=h20",), "now h20: another SM count"),
+    ],
+    ids=["other rows", "other SM count"],
+)
+def test_verify_of_another_engine_s_folder_fails_and_says_why(
+    verb: Verb, tmp_path: Path, given: tuple[str, ...], now: tuple[str, ...], said: str
+) -> None:
+    """G54."""
+    out = tmp_path / "out"
+    done = verb("compile", SMALL, "--output", out, "--enforce-eager", *given)
+    assert done.returncode == 0, done.stderr
+    done = verb("verify", out, SMALL, "--enforce-eager", *now)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert said in done.stdout
+    assert not done.stdout.endswith(" 0 built\n")
+
+
+@pytest.mark.slow
+def test_two_topologies_share_a_folder(
+    needs: Needs, environ: Mapping[str, str], verb: Verb, tmp_path: Path
+) -> None:
+    """G58: a union without collisions, of real plans."""
+    alone = ask(str(SMALL), (), "h100", {**environ, **ALONE})
+    first, second = tmp_path / "two", tmp_path / "one"
+    assert verb("compile", *begin(first, needs)).returncode == 0
+    assert verb("compile", *begin(second, alone, ())).returncode == 0
+    before = Manifest.read(first).kernels
+    added = Manifest.read(second).kernels
+    assert before.keys() - added.keys()
+    assert added.keys() - before.keys()
+    assert verb("pack", second, tmp_path / "one.tar").returncode == 0
+    done = verb("unpack", tmp_path / "one.tar", first)
+    new, old = len(added.keys() - before.keys()), len(added.keys() & before.keys())
+    assert f"{new} new kernels, {old} were there" in done.stdout
+    joined = Manifest.read(first)
+    assert joined.kernels == {**added, **before}
+    assert list(joined.problems(first)) == []
+    assert deep_gemm(first).entries() == before.keys() | added.keys()
+    assert verb("status", first).returncode == 0
 
 
 def planned_by_an_engine(
@@ -227,7 +447,7 @@ def test_an_engine_plans_the_same(
     An indexer says what it runs once its cache is bound; DeepSeek-V4's shares blocks
     with layers of other kinds.
     """
-    given = {**environ, "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
+    given = {**environ, **ALONE}
     arguments = ("--tensor-parallel-size", str(tp), "--enforce-eager")
     model = MODELS / name
     found = ask(str(model), arguments, "h100", given, every_rank=True)

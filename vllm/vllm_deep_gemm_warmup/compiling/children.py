@@ -41,11 +41,18 @@ def start(
         cwd=folder,
         env=None if environ is None else dict(environ),
         process_group=0,
-        preexec_fn=_killed_with(os.getpid(), niceness),
+        preexec_fn=killed_with(os.getpid(), niceness),
     )
 
 
-def _killed_with(parent: int, niceness: int) -> Callable[[], None]:
+def killed_with(parent: int, niceness: int = 0) -> Callable[[], None]:
+    """Return what a forked child calls to be killed with the thread that forked it.
+
+    Args:
+        parent: its process.
+        niceness: what the child adds to its own.
+
+    """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def ask() -> None:

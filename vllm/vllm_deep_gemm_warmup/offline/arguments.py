@@ -66,8 +66,8 @@ def read_serving(
     return given, Serving(given.model, given.device, arguments)
 
 
-def machine_for(needs: Needs, root: Path, work: Path) -> Config:
-    """What planning and building in `root` takes, with this host's compiler.
+def machines_for(needs: Needs, root: Path, work: Path) -> list[Config]:
+    """What planning and building each share in `root` takes, with this host's compiler.
 
     Sets the variables by which DeepGEMM finds that compiler, as the plugin does.
 
@@ -82,19 +82,21 @@ def machine_for(needs: Needs, root: Path, work: Path) -> Config:
     if toolchain.breaks_shell(root):
         raise UsageError(f"folder ({root}): a character in it means something to a "
                          "shell; name another")  # fmt: skip
-    assert needs.machine is not None
     try:
         text = compiler_text(compiler.nvcc)
     except Unplannable as error:
         raise UsageError(str(error)) from error
     settings = read_settings()
-    return replace(
-        needs.machine,
-        context=replace(needs.machine.context, compiler=text),
-        root=root,
-        work=work,
-        nvcc=compiler.nvcc,
-        workers=settings.workers or available_cpus(),
-        limit=float(settings.nvcc_limit),
-        group=f"offline {os.getpid()}",
-    )
+    return [
+        replace(
+            share.machine,
+            context=replace(share.machine.context, compiler=text),
+            root=root,
+            work=work,
+            nvcc=compiler.nvcc,
+            workers=settings.workers or available_cpus(),
+            limit=float(settings.nvcc_limit),
+            group=f"offline {os.getpid()}",
+        )
+        for share in needs.shares
+    ]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from .. import standin
+from ..compiling import children
 from ..compiling.coordinator import Config
 from ..proof import fake_nvcc
 from ..settings import WORKERS
@@ -34,16 +35,50 @@ class AskError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Share:
+    """What an engine runs on as many SMs as DeepGEMM may use at a time.
+
+    Attributes:
+        target: such as `sm90-132sm`.
+        machine: what planning kernels for it takes, but for the compiler.
+        specs: every distinct one of all ranks and hosts that has kernels in
+            DeepGEMM's cache, as JSON values.
+
+    """
+
+    target: str
+    machine: Config
+    specs: tuple[Mapping[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "target": self.target,
+            "machine": self.machine.to_json(),
+            "specs": list(self.specs),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Inverse of `to_json`.
+
+        Raises:
+            KeyError, TypeError: a field is missing or is no field.
+
+        """
+        machine = Config.from_json(value["machine"])
+        return cls(**{**value, "specs": tuple(value["specs"]), "machine": machine})
+
+
+@dataclass(frozen=True)
 class Needs:
     """What an engine of a model will run.
 
     Attributes:
-        specs: every distinct one of all ranks and hosts that has kernels in
-            DeepGEMM's cache, as JSON values.
-        elsewhere: those of FlashInfer, which builds its own on the host, in words.
-        machine: what planning their kernels takes, but for the compiler; None where
-            nothing runs on DeepGEMM.
-        target: the same in a word, such as `sm90-132sm`.
+        shares: one for each number of SMs, the whole GPU first; none where nothing
+            runs on DeepGEMM.
+        elsewhere: specs of FlashInfer, which builds its own on the host, in words.
+        unconfirmed: specs that an engine has built ahead and no layer has, in words.
         ranks: how many were asked, of all hosts.
         max_tokens: most tokens of one step.
         unregistered: layers that run on DeepGEMM and did not say what they run.
@@ -51,20 +86,28 @@ class Needs:
 
     """
 
-    specs: tuple[Mapping[str, Any], ...]
+    shares: tuple[Share, ...]
     elsewhere: tuple[str, ...]
-    machine: Config | None
-    target: str
+    unconfirmed: tuple[str, ...]
     ranks: int
     max_tokens: int
     unregistered: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
 
+    @property
+    def specs(self) -> tuple[Mapping[str, Any], ...]:
+        """Those of every share; one that two have stands there twice."""
+        return tuple(spec for share in self.shares for spec in share.specs)
+
+    @property
+    def target(self) -> str:
+        """For what kernels are needed, in a word or two; `none`: for nothing."""
+        return " and ".join(share.target for share in self.shares) or "none"
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        machine = None if self.machine is None else self.machine.to_json()
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"machine": machine}
+        return values | {"shares": [share.to_json() for share in self.shares]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -75,8 +118,8 @@ class Needs:
 
         """
         lists = {name: tuple(v) for name, v in value.items() if isinstance(v, list)}
-        machine = value["machine"] and Config.from_json(value["machine"])
-        return cls(**{**value, **lists, "machine": machine})
+        shares = tuple(map(Share.from_json, value["shares"]))
+        return cls(**{**value, **lists, "shares": shares})
 
 
 def ask(
@@ -150,35 +193,49 @@ def _environment(
 def _run(
     words: Sequence[str], environ: Mapping[str, str], log: IO[bytes]
 ) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", _PROGRAM, *words],
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        check=False,
-    )
-    if done.returncode:
+    command = [sys.executable, "-m", _PROGRAM, *words]
+    child = children.start(command, output=subprocess.PIPE, errors=log, environ=environ)
+    with child:
+        try:
+            said, _ = child.communicate()
+        # It has a process group of its own, which Ctrl-C does not reach.
+        except BaseException:
+            children.end(child)
+            raise
+    if child.returncode:
         log.seek(0)
         tail = log.read().decode(errors="replace").splitlines()[-_LINES:]
-        said = "\n".join(tail)
+        end = "\n".join(tail)
         raise AskError(
-            f"vllm serve {shlex.join(words)}: it could not be planned\n{said}"
+            f"vllm serve {shlex.join(words)}: it could not be planned\n{end}"
         )
-    loaded: dict[str, Any] = json.loads(done.stdout)
+    loaded: dict[str, Any] = json.loads(said)
     return loaded
 
 
 def _needs(ranks: Sequence[Mapping[str, Any]]) -> Needs:
-    every = [item for rank in ranks for item in rank["specs"]]
-    ours = [item["spec"] for item in every if item["in_deep_gemm_cache"]]
+    shares: dict[str, Share] = {}
+    for share in (share for rank in ranks for share in rank["shares"]):
+        known = shares.get(share["target"])
+        before = known.specs if known else ()
+        ours = [item["spec"] for item in share["specs"] if item["in_deep_gemm_cache"]]
+        specs = {json.dumps(spec): spec for spec in (*before, *ours)}
+        machine = known.machine if known else Config.from_json(share["config"])
+        shares[share["target"]] = Share(share["target"], machine, tuple(specs.values()))
+    every = [
+        item for rank in ranks for share in rank["shares"] for item in share["specs"]
+    ]
     others = {item["text"] for item in every if not item["in_deep_gemm_cache"]}
-    machine = next((rank["machine"] for rank in ranks if rank["machine"]), None)
+    confirmed = {item["text"] for item in every if not item["unconfirmed"]}
+    unconfirmed = {
+        f"{item['text']}: {item['unconfirmed']}"
+        for item in every
+        if item["unconfirmed"] and item["text"] not in confirmed
+    }
     return Needs(
-        specs=tuple({json.dumps(spec): spec for spec in ours}.values()),
+        shares=tuple(shares.values()),
         elsewhere=tuple(sorted(others)),
-        machine=Config.from_json(machine["config"]) if machine else None,
-        target=machine["target"] if machine else "none",
+        unconfirmed=tuple(sorted(unconfirmed)),
         ranks=len(ranks),
         max_tokens=max(rank["max_tokens"] for rank in ranks),
         unregistered=_distinct(ranks, "unregistered"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import shutil
@@ -14,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import cache_care
+from ..compiling.building import Outcome
 from ..compiling.coordinator import Config
 from ..compiling.session import Ended, Session
 from ..compiling.store import plain
 from ..kernel_caches import FOLDER, KernelCache, deep_gemm
 from ..toolchain.recorded import FOLDER as RECORDED
 from ..toolchain.recorded import record
-from .arguments import Serving, add_serving, machine_for, read_serving
-from .ask import AskError, Needs, UsageError
-from .manifest import FILE, Manifest, cubin_digest
+from .arguments import Serving, add_serving, machines_for, read_serving
+from .ask import AskError, Needs, Share, UsageError
+from .manifest import FILE, Manifest, cubin_digest, version_of
 
 # There while a folder is not finished: what it is to become.
 BEGUN = "compile.json"
@@ -58,9 +58,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         begun = _check_output(root, serving)
         needs = begun or serving.ask()
-        machine = machine_for(needs, root, root / FOLDER)
+        machines = machines_for(needs, root, root / FOLDER)
         _begin(root, serving, needs)
-        return _build(serving, needs, machine)
+        return _build_all(serving, needs, machines)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
@@ -115,37 +115,53 @@ def _begin(root: Path, serving: Serving, needs: Needs) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {name: _version(name) for name in _VERSIONS}
+    return {name: version_of(name) for name in _VERSIONS}
 
 
-def _build(serving: Serving, needs: Needs, machine: Config) -> int:
-    progress = _Progress()
-    with Session(machine, progress.hear) as session:
-        for spec in needs.specs:
-            session.add_spec(spec)
-        session.settle()
-        plans = [(spec, session.plan_of(spec)) for spec in needs.specs]
-        outcomes = dict(session.outcomes)
+def _build_all(serving: Serving, needs: Needs, machines: Sequence[Config]) -> int:
+    """Build share by share: each has plans of its own, and the same folder."""
     problems = [f"not registered: {line}" for line in needs.unregistered]
-    problems += [
-        f"not planned ({s}): {p}" for s, p in plans if not isinstance(p, tuple)
-    ]
-    problems += [
-        f"not built ({name}): {' '.join(outcome.failure.split())}"
-        for name, outcome in sorted(outcomes.items())
-        if outcome.failure is not None
-    ]
-    planned = sorted({k.entry for _, p in plans if isinstance(p, tuple) for k in p})
-    _write_manifest(serving, needs, machine, planned)
+    planned: set[str] = set()
+    built = 0
+    progress = _Progress()
+    for share, machine in zip(needs.shares, machines, strict=True):
+        kernels, outcomes, unplanned = _build(share, machine, progress)
+        planned |= kernels
+        built += sum(outcome.built for outcome in outcomes.values())
+        problems += unplanned
+        problems += [
+            f"not built ({name}): {' '.join(outcome.failure.split())}"
+            for name, outcome in sorted(outcomes.items())
+            if outcome.failure is not None
+        ]
+    machine = machines[0]
+    _write_manifest(serving, needs, machine, sorted(planned))
     record(machine.root, machine.context.compiler)
     for line in problems:
         print(line, file=sys.stderr)
-    built = sum(outcome.built for outcome in outcomes.values())
     print(
         f"{machine.root}: {len(planned)} kernels of {len(needs.specs)} specs for "
         f"{needs.target}, {built} built now, {len(problems)} problems"
     )
     return 1 if problems else 0
+
+
+def _build(
+    share: Share, machine: Config, progress: _Progress
+) -> tuple[set[str], dict[str, Outcome], list[str]]:
+    """Return what was planned, what became of it, and what could not be planned."""
+    with Session(machine, progress.hear) as session:
+        for spec in share.specs:
+            session.add_spec(spec)
+        session.settle()
+        plans = [(spec, session.plan_of(spec)) for spec in share.specs]
+        outcomes = dict(session.outcomes)
+    found = [plan for _, plan in plans if isinstance(plan, tuple)]
+    return (
+        {kernel.entry for plan in found for kernel in plan},
+        outcomes,
+        [f"not planned ({s}): {p}" for s, p in plans if not isinstance(p, tuple)],
+    )
 
 
 def _write_manifest(
@@ -172,13 +188,6 @@ def _digest(cache: KernelCache, entry: str) -> str:
         return cubin_digest(cache, entry)
     except OSError:
         return ""  # planned and not built
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 class _Progress:

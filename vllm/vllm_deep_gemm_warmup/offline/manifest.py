@@ -7,6 +7,7 @@ is compared with what is there.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import secrets
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,7 @@ class Manifest:
         model: as it was given to `vllm serve`.
         arguments: those after it.
         device: what the stand-in posed as.
-        target: such as `sm90-132sm`.
+        target: such as `sm90-132sm`, or several with `and` between them.
         versions: of the packages that decide on a kernel, by name.
         library: digest of DeepGEMM's compiled part.
         compiler: what `nvcc --version` answered, whole: it is part of each key.
@@ -120,6 +121,14 @@ class Manifest:
                 yield f"{entry}: missing"
             elif not digest or cubin_digest(cache, entry) != digest:
                 yield f"{entry}: not the kernel that was built"
+
+
+def version_of(distribution: str) -> str:
+    """Version of an installed package, or `unknown`."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def cubin_digest(cache: KernelCache, entry: str) -> str:

@@ -12,8 +12,8 @@ from ..compiling.building import building_seconds
 from ..compiling.coordinator import Config
 from ..compiling.kernel import Kernel
 from ..compiling.session import Ended, Session
-from .arguments import add_serving, machine_for, read_serving
-from .ask import AskError, Needs, UsageError
+from .arguments import add_serving, machines_for, read_serving
+from .ask import AskError, Needs, Share, UsageError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,22 +33,27 @@ def main(argv: Sequence[str]) -> int:
     try:
         needs = serving.ask(given.every_rank)
         with tempfile.TemporaryDirectory(prefix="deep-gemm-plan-") as name:
-            machine = machine_for(needs, Path(name), Path(name) / "work")
-            kernels, problems = find(needs, machine)
+            machines = machines_for(needs, Path(name), Path(name) / "work")
+            kernels: dict[str, Kernel] = {}
+            problems: list[str] = []
+            for share, machine in zip(needs.shares, machines, strict=True):
+                found, unplanned = find(share, machine)
+                kernels |= found
+                problems += unplanned
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
     except (AskError, Ended, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    print("\n".join(describe(needs, kernels, machine.workers)))
+    print("\n".join(describe(needs, kernels, machines[0].workers)))
     problems += [f"not registered: {line}" for line in needs.unregistered]
     for line in problems:
         print(line, file=sys.stderr)
     return 1 if problems else 0
 
 
-def find(needs: Needs, machine: Config) -> tuple[dict[str, Kernel], list[str]]:
+def find(share: Share, machine: Config) -> tuple[dict[str, Kernel], list[str]]:
     """Return every kernel by its entry, and what could not be planned.
 
     Raises:
@@ -56,10 +61,10 @@ def find(needs: Needs, machine: Config) -> tuple[dict[str, Kernel], list[str]]:
 
     """
     with Session(machine) as session:
-        for spec in needs.specs:
+        for spec in share.specs:
             session.add_spec(spec, build=False)
         session.settle()
-        plans = [(spec, session.plan_of(spec)) for spec in needs.specs]
+        plans = [(spec, session.plan_of(spec)) for spec in share.specs]
     found = [plan for _, plan in plans if isinstance(plan, tuple)]
     return {kernel.entry: kernel for plan in found for kernel in plan}, [
         f"not planned ({spec}): {plan}"
@@ -80,5 +85,6 @@ def describe(needs: Needs, kernels: dict[str, Kernel], workers: int) -> list[str
         f"{total}, up to {needs.max_tokens} tokens a step, {needs.ranks} ranks asked",
         *(f"  {count:4} {name}" for name, count in sorted(counts.items())),
         f"about {seconds:.0f} s with {workers} compilers at a time",
+        *(f"for no layer: {line}" for line in needs.unconfirmed),
         *(f"built on the host by FlashInfer: {line}" for line in needs.elsewhere),
     ]

@@ -13,8 +13,10 @@ from pathlib import Path
 from ..proof import run, server
 from ..proof.settings import Settings, UsageError, serve_options
 from .arguments import Serving, add_serving, read_serving
+from .manifest import Manifest, ManifestError, version_of
 
 _SIZES = ("tensor", "pipeline", "data")
+_SHOWN = 5
 _LIMIT = 8192
 
 
@@ -49,6 +51,8 @@ def main(argv: Sequence[str]) -> int:
 def _verify(folder: Path, serving: Serving, log: Path | None) -> int:
     if not (folder / "cache").is_dir():
         raise UsageError(f"folder ({folder}): no kernels in it; name another")
+    for line in doubts(folder, serving):
+        print(line, flush=True)
     with tempfile.TemporaryDirectory(
         prefix="vllm-deep-gemm-", ignore_cleanup_errors=True
     ) as name:
@@ -62,6 +66,37 @@ def _verify(folder: Path, serving: Serving, log: Path | None) -> int:
     return 1 if result.problems or built else 0
 
 
+def doubts(folder: Path, serving: Serving) -> list[str]:
+    """Return why the manifest of a folder does not promise that it is enough.
+
+    The engine that is booted has the last word: what it lacks, it builds.
+    """
+    try:
+        manifest = Manifest.read(folder)
+    except ManifestError as error:
+        return [f"manifest: {error}"]
+    made_for = {manifest.purpose, *manifest.joined}
+    wanted = " ".join((serving.model, *serving.arguments))
+    problems = list(manifest.problems(folder))
+    lines = [f"manifest: {line}" for line in problems[:_SHOWN]]
+    if len(problems) > _SHOWN:
+        lines.append(f"manifest: and {len(problems) - _SHOWN} more")
+    if manifest.device != serving.device:
+        lines.append(
+            f"manifest: made for {manifest.device} ({manifest.target}), now "
+            f"{serving.device}: another SM count is another kernel"
+        )
+    if wanted not in made_for:
+        lines.append(
+            f"manifest: made for `{'`, `'.join(sorted(made_for))}`, now `{wanted}`"
+        )
+    return lines + [
+        f"manifest: made with {name} {version}, here is {here}"
+        for name, version in manifest.versions.items()
+        if (here := version_of(name)) != version
+    ]
+
+
 def _settings(serving: Serving, kept: Path, log: Path | None) -> Settings:
     sizes = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for size in _SIZES:
@@ -69,19 +104,17 @@ def _settings(serving: Serving, kept: Path, log: Path | None) -> Settings:
         sizes.add_argument(initial, f"--{size}-parallel-size", type=int, default=1)
     sizes.add_argument("--max-num-batched-tokens", type=int, default=_LIMIT)
     given, _ = sizes.parse_known_args(serving.arguments)
-    ranks = 1
-    for size in _SIZES:
-        ranks *= getattr(given, f"{size}_parallel_size")
-    if ranks != given.tensor_parallel_size:
+    if given.data_parallel_size > 1:
         raise UsageError(
-            "vllm serve: only tensor-parallel engines are booted here; verify each of "
-            "the others where it is served (`prove`)"
+            "vllm serve: data-parallel engines are not booted here; verify them where "
+            "they are served (`prove`)"
         )
     return Settings(
         model=Path(serving.model),
         device=serving.device,
         mode="eager" if "--enforce-eager" in serving.arguments else "graphs",
-        tp=ranks,
+        tp=given.tensor_parallel_size,
+        pp=given.pipeline_parallel_size,
         limit=given.max_num_batched_tokens,
         keep_cache=kept,
         log=log,

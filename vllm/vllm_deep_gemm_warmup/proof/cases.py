@@ -73,6 +73,8 @@ def _command(settings: Settings) -> str:
     options += [f"--runner={settings.runner}", f"--kernel={settings.kernel}"]
     if settings.tp > 1:
         options.append(f"--tp={settings.tp}")
+    if settings.pp > 1:
+        options.append(f"--pp={settings.pp}")
     if settings.limit != Settings.limit:
         options.append(f"--max-num-batched-tokens={settings.limit}")
     if settings.batch:

@@ -171,6 +171,8 @@ def serve_command(settings: Settings, port: int) -> list[str]:
     ]
     if settings.mode == "eager":
         command.append("--enforce-eager")
+    if settings.pp > 1:
+        command.append(f"--pipeline-parallel-size={settings.pp}")
     if settings.tp > 1:
         command.append("--disable-custom-all-reduce")
     return [*command, *settings.extra]
@@ -188,6 +190,7 @@ def _report(path: Path) -> tuple[int | None, tuple[str, ...], tuple[str, ...]]:
         tuple(
             f"{spec['spec']}: {failure['reason']}"
             for spec in report["specs"]
+            if not spec.get("unconfirmed")
             for failure in spec.get("failed", ())
         ),
     )
@@ -324,7 +327,7 @@ def table(result: Result) -> str:
     rows = {
         "model": f"{facts['model']}, {' '.join(facts['extra'])}".rstrip(", "),
         "base": f"vllm {result.base}, {side}, commit {result.commit}",
-        "device": f"{where}, tensor parallel {facts['tp']}",
+        "device": f"{where}, tensor parallel {facts['tp']}, {facts['pp']} stages",
         "mode": f"{facts['mode']}, runner {facts['runner']}, kernel {facts['kernel']}, "
         f"at most {facts['limit']} rows{more}",
         "nvcc": result.nvcc,

@@ -38,6 +38,7 @@ class Settings:
     kernel: str = "default"
     nvcc: str = "real"
     tp: int = 1
+    pp: int = 1
     limit: int = 8192
     context: int = 0
     batch: int = 0
@@ -122,6 +123,7 @@ def parser() -> argparse.ArgumentParser:
     add("--nvcc", choices=("real", "fake"), default="real",
         help="fake: a declared one that answers in milliseconds")  # fmt: skip
     add("--tp", type=positive, default=1, metavar="N", help="tensor parallel size")
+    add("--pp", type=positive, default=1, metavar="N", help="pipeline stages")
     add("--max-num-batched-tokens", dest="limit", type=positive, default=8192,
         metavar="N", help="rows per step at most (default: %(default)s)")  # fmt: skip
     add("--context", type=positive, default=0, metavar="N",

@@ -8,18 +8,24 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from vllm.model_executor.warmup.deep_gemm_jit import ahead
+from vllm.model_executor.warmup.deep_gemm_jit.entry_points import STRATEGIES
+from vllm.model_executor.warmup.deep_gemm_jit.kernels import json_of
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm_deep_gemm_warmup import kernel_caches, standin
 from vllm_deep_gemm_warmup.compiling.session import Session
+from vllm_deep_gemm_warmup.compiling.store import spec_key
 
-from ...real_layers import FP8
+from ...real_layers import FP8, load
 
+DEADLINE = 300
+WRAPPER = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
 BEGIN = pathlib.Path(__file__).with_name("begin.py")
 
 
@@ -68,20 +74,57 @@ def test_each_kernel_is_compiled_once_and_before_the_first_gemm_runs(
 def begun(
     linear: Callable[..., torch.nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Session | None]]:
-    """Construct two layers of a new size; return the session that was begun, if any."""
+    """Construct a layer of a new size; return the session that was begun, if any."""
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_WORKERS", "1")
-    wrapper = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
-    monkeypatch.setenv("VLLM_DISABLED_KERNELS", wrapper)
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", WRAPPER)
     monkeypatch.setattr(ahead, "_process", ahead._Process())
 
     def begun(n: int) -> Session | None:
-        for rows in (n, n + 64):
-            linear(rows, 2176, FP8)
-        work = ahead._process.ahead and ahead._process.ahead.work
-        return work.session if work else None
+        linear(n, 2176, FP8)
+        return session_of_this_process()
 
     yield begun
     ahead.end()
+
+
+def session_of_this_process() -> Session | None:
+    """Return what was begun here for an engine's layers, if anything."""
+    work = ahead._process.ahead and ahead._process.ahead.work
+    return work.session if work else None
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_layer_s_kernels_are_begun_with_when_it_is_constructed(
+    linear: Callable[..., torch.nn.Module],
+    vllm_config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    dispatched: bool,
+) -> None:
+    """Of every layer, the last one too: with no other after it, and no wait.
+
+    What is built is what the loaded layer will run, which depends on who dispatches.
+    """
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_WORKERS", "1")
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", "" if dispatched else WRAPPER)
+    monkeypatch.setattr(ahead, "_process", ahead._Process())
+    limit = vllm_config.scheduler_config.max_num_batched_tokens
+    try:
+        layer: Any = linear(192, 2176, FP8)
+        session = session_of_this_process()
+        assert session is not None
+        deadline = time.monotonic() + DEADLINE
+        while not session.outcomes and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert session.outcomes
+        load(layer)
+        kernel = layer.deep_gemm_warmup_provider
+        assert (kernel.dispatcher is not None) == dispatched
+        specs = kernel.get_deep_gemm_warmup_specs(layer, limit)
+        ours = [s for s in specs if STRATEGIES[s.entry_point].in_deep_gemm_cache]
+        assert ours
+        assert {spec_key(json_of(spec)) for spec in ours} == set(session.plans)
+    finally:
+        ahead.end()
 
 
 def test_an_engine_that_is_told_to_warm_nothing_begins_nothing(

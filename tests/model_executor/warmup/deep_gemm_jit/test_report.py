@@ -280,7 +280,7 @@ def test_json_holds_the_counts_and_replaces_the_file_whole(
     value = json.loads(path.read_text())
     assert value["layers"]["registered"] == 1
     assert value["layers"]["skipped"] == [{"name": "x", "reason": "is_bmm"}]
-    assert value["kernels"] == {"built": 2, "failed": 1}
+    assert value["kernels"] == {"built": 2, "failed": 1, "unconfirmed": 0}
     (row,) = value["coverage"]["entry_points"]
     assert (row["entry_point"], row["tally"]["failed"]) == ("fp8_gemm_nt", 1)
     (spec,) = value["specs"]
@@ -321,6 +321,36 @@ def test_the_report_has_the_rights_of_any_new_file(
         os.umask(before)
     mode = (tmp_path / "report.json").stat().st_mode & 0o777
     assert mode == 0o666 & ~mask
+
+
+def test_what_was_built_for_no_layer_is_counted_and_is_no_problem(
+    tmp_path: pathlib.Path,
+) -> None:
+    reason = "announced at construction, confirmed by no layer"
+    calls = (
+        Call(32, 2.0, ("gemm.0c",)),
+        Call(64, 0.0, ()),
+        Call(96, 1.0, (), "nvcc exited with 1"),
+    )
+    extra = SpecResult(linear_spec(2048, 4096), (), calls, unconfirmed=reason)
+    whole = SpecResult(SPEC, ("layers.0.qkv",), (BUILT,))
+    plan = Plan((REGISTERED,), {})
+    made = Report(plan, (whole, extra), 8192, "relax", Target(9, 0, 132), 1.25)
+    assert text.problems(made) == []
+    said = text.summary(made)
+    assert "complete, 3 kernels built, 1 of them for no layer, " in said
+    assert "1 shapes" in said
+    line = f"for no layer: {extra.spec}: 3 kernels, 1 built: {reason}"
+    (shown,) = [row for row in text.screen(made).splitlines() if "for no" in row]
+    assert line.startswith(shown.removesuffix("..."))
+    value = to_json(made)
+    assert value["kernels"] == {"built": 3, "failed": 0, "unconfirmed": 1}
+    assert [spec["unconfirmed"] for spec in value["specs"]] == [None, reason]
+    write_report(made, tmp_path / "report.html")
+    page = Page((tmp_path / "report.html").read_text())
+    assert page.open == []
+    assert "For no layer" in page.text
+    assert reason in page.text
 
 
 def test_what_is_built_for_fewer_sms_says_so() -> None:

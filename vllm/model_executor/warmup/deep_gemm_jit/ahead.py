@@ -7,7 +7,7 @@ memory-profiling run, waits for them: the library would build the same kernels a
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,43 +26,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.deep_gemm_warmup")
 
-# What a kernel will run with up to so many tokens in a step, once it can be asked.
+# What a kernel will run with up to so many tokens in a step.
 Ask = Callable[[int], Iterable[Spec]]
+
+# Why a spec is there that no loaded layer confirms: what an announcement could not say
+# yet, that a layer runs through another entry point or with other rows, is known later.
+AT_CONSTRUCTION = "announced at construction, confirmed by no layer"
+AT_PROFILING = "asked for at the memory-profiling run, confirmed by no layer"
 
 
 class Ahead:
     """What has been begun for the layers of this process.
 
     Args:
-        work: Begins with the first spec that is not there yet.
+        work: Begins with the first spec that is not there yet; None: nothing is
+            begun, what is announced is only kept.
         max_tokens: Most tokens of one step.
+
+    Attributes:
+        announced: What was heard of so far, and what to say where no layer confirms
+            it.
 
     """
 
-    def __init__(self, work: Work, max_tokens: int) -> None:
+    def __init__(self, work: Work | None, max_tokens: int) -> None:
         self.work, self.max_tokens = work, max_tokens
-        self._waiting: Ask | None = None
-        self._seen: set[Spec] = set()
+        self.announced: dict[Spec, str] = {}
         self.waited = False
 
-    def announce(self, ask: Ask) -> None:
-        """Take in a kernel that is being constructed.
-
-        It is asked when the next one comes, or at the end: a dynamic wrapper makes
-        itself known to its kernels after it has constructed them.
-        """
-        before, self._waiting = self._waiting, ask
-        if before is not None:
-            self.add(before(self.max_tokens))
-
-    def add(self, specs: Iterable[Spec]) -> None:
+    def add(self, specs: Iterable[Spec], reason: str) -> None:
         """Have the kernels of specs built, where they are not there yet."""
         from .ready import describe_doubt, find_full
 
         for spec in specs:
-            if spec in self._seen:
+            if spec in self.announced:
                 continue
-            self._seen.add(spec)
+            self.announced[spec] = reason
+            if self.work is None:
+                continue
             doubt = None
             if self.work.session is None:
                 if find_full([spec], self.work.config) is not None:
@@ -70,16 +71,9 @@ class Ahead:
                 doubt = describe_doubt([spec], self.work.config)
             self.work.begin(doubt).add_spec(json_of(spec))
 
-    def flush(self) -> None:
-        """Ask the kernel that came last."""
-        last, self._waiting = self._waiting, None
-        if last is not None:
-            self.add(last(self.max_tokens))
-
     def wait(self) -> None:
         """Wait until all that is known is built, or has failed."""
-        self.flush()
-        session = self.work.session
+        session = None if self.work is None else self.work.session
         if session is not None:
             session.settle()
 
@@ -93,6 +87,8 @@ class _Process:
         self.engine: Callable[[], object | None] = lambda: None
         # Nothing can be begun for that engine.
         self.closed = False
+        # This process constructs layers to ask them, and builds nothing.
+        self.asks = False
 
 
 # Module-level state, because what it connects is not connected by any object of
@@ -102,7 +98,13 @@ _process = _Process()
 
 
 def announce(ask: Ask, config: "VllmConfig") -> None:
-    """Begin with what a kernel of an engine will run; never fails."""
+    """Begin with what a kernel of an engine will run; never fails.
+
+    Args:
+        ask: The kernel, which is constructed.
+        config: Of its engine.
+
+    """
     if _process.engine() is not config.compilation_config:
         end()
         _process.engine = weakref.ref(config.compilation_config)
@@ -112,7 +114,7 @@ def announce(ask: Ask, config: "VllmConfig") -> None:
     try:
         if _process.ahead is None:
             _process.ahead = _begin(config)
-        _process.ahead.announce(ask)
+        _process.ahead.add(ask(_process.ahead.max_tokens), AT_CONSTRUCTION)
     # Engine start: the warmup does the same later, and reports what is wrong.
     except Exception as error:
         _give_up(error)
@@ -121,8 +123,29 @@ def announce(ask: Ask, config: "VllmConfig") -> None:
 def end() -> None:
     """End what was begun and was not taken over."""
     ahead, _process.ahead = _process.ahead, None
-    if ahead is not None:
+    if ahead is not None and ahead.work is not None:
         ahead.work.close()
+
+
+def only_ask() -> None:
+    """Begin nothing in this process: what is announced is kept for ``announced``."""
+    _process.asks = True
+
+
+def announced(config: "VllmConfig") -> Mapping[Spec, str]:
+    """Return what an engine of ``config`` begins with before its warmup.
+
+    Args:
+        config: Its layers are loaded in this process, which only asks, and have no
+            caches yet: so they are at the memory-profiling run.
+
+    """
+    ahead = _process.ahead
+    if ahead is None:
+        return {}
+    layers = config.compilation_config.static_forward_context
+    ahead.add(_specs_of(layers, ahead.max_tokens), AT_PROFILING)
+    return ahead.announced
 
 
 def wait_once() -> None:
@@ -132,32 +155,28 @@ def wait_once() -> None:
         return
     try:
         ahead.waited = True
-        ahead.add(_specs_in_forward_context(ahead.max_tokens))
+        ahead.add(_specs_in_forward_context(ahead.max_tokens), AT_PROFILING)
         ahead.wait()
     # Engine start: the library builds what is not there.
     except Exception as error:
         _give_up(error)
 
 
-def take_over(config: Config) -> Work | None:
-    """Return what was begun for ``config``, if any; nothing is begun now.
+def take_over(config: Config) -> tuple[Work, Mapping[Spec, str]]:
+    """Return who builds for ``config``, and what was announced so far.
 
-    A model that is constructed later, such as a drafter, is begun with again.
+    Who has begun goes on. A model that is constructed later, such as a drafter, is
+    begun with again.
     """
     ahead, _process.ahead = _process.ahead, None
-    if ahead is None:
-        return None
-    try:
-        ahead.flush()
-    # Engine start: what is not flushed is in the warmup's own plan.
-    except Exception as error:
-        logger.debug("DeepGEMM warmup ahead: %s", error)
+    if ahead is None or ahead.work is None:
+        return open_work(config), {}
     begun = ahead.work.config
-    if ahead.work.session is None or not _same_work(begun, config):
+    if ahead.work.lost or not _same_work(begun, config):
         logger.debug("DeepGEMM warmup ahead: it was for %s, now %s", begun, config)
         ahead.work.close()
-        return None
-    return ahead.work
+        return open_work(config), {}
+    return ahead.work, ahead.announced
 
 
 def _same_work(one: Config, other: Config) -> bool:
@@ -184,6 +203,9 @@ def _begin(config: "VllmConfig") -> Ahead:
     from .backend import read_target
     from .machine import read_config
 
+    max_tokens = config.scheduler_config.max_num_batched_tokens
+    if _process.asks:
+        return Ahead(None, max_tokens)
     settings = read_settings()
     jit = read_jit_config(config)
     off = "the mode is skip" if settings.skip else jit and jit.switched_off
@@ -191,7 +213,7 @@ def _begin(config: "VllmConfig") -> Ahead:
         raise Unplannable(off)
     target = read_target(torch.device("cuda", torch.cuda.current_device()))
     work = open_work(read_config(target, settings))
-    return Ahead(work, config.scheduler_config.max_num_batched_tokens)
+    return Ahead(work, max_tokens)
 
 
 def _give_up(error: Exception) -> None:
@@ -213,11 +235,14 @@ def _specs_in_forward_context(max_tokens: int) -> list[Spec]:
     """
     from vllm.forward_context import get_forward_context, is_forward_context_available
 
+    if not is_forward_context_available():
+        return []
+    return _specs_of(get_forward_context().no_compile_layers, max_tokens)
+
+
+def _specs_of(layers: Mapping[str, torch.nn.Module], max_tokens: int) -> list[Spec]:
     from .entry_points import STRATEGIES
     from .plan import plan_layers
 
-    if not is_forward_context_available():
-        return []
-    layers = get_forward_context().no_compile_layers
     plan = plan_layers(layers.items(), max_tokens)
     return [s for s in plan.specs if STRATEGIES[s.entry_point].in_deep_gemm_cache]

@@ -1,5 +1,8 @@
 """Decides how a plan's kernels come to be: built beside the engine, then loaded."""
 
+import json
+from collections.abc import Mapping
+
 import torch
 from vllm.logger import init_logger
 from vllm_deep_gemm_warmup.compiling.environment import Unplannable
@@ -14,7 +17,7 @@ from .entry_points import STRATEGIES
 from .machine import read_config
 from .plan import Plan
 from .progress import Progress
-from .ready import Ready, make_ready
+from .ready import Ready, make_ready, stored_plan
 from .report.values import SpecResult
 from .speaker import speaks, take_turns
 from .spec import Spec, Target
@@ -28,6 +31,8 @@ def build(
 ) -> list[SpecResult]:
     """Have every kernel of ``plan`` built and loaded; return what became of each spec.
 
+    Behind them what was begun with before the warmup and is in no plan.
+
     Args:
         plan: What to build.
         device: The CUDA device in use.
@@ -40,33 +45,40 @@ def build(
 
     """
     specs = [s for s in plan.specs if STRATEGIES[s.entry_point].in_deep_gemm_cache]
-    work = _work(specs, target, settings)
+    work, announced = _work(specs, target, settings)
     progress = work.progress if work else Progress(take_turns(), logger.info)
     with progress:
         try:
             ready = _make_ready(specs, work) if work else None
-            return _load(
+            results = _load(
                 plan,
                 ready,
                 Backend(device, target, read_kernel_caches()),
                 progress,
                 settings,
             )
+            if work is not None and ready is not None:
+                results += _unconfirmed(announced, ready, work, target)
+            return results
         finally:
             if work is not None:
                 work.close()
 
 
-def _work(specs: list[Spec], target: Target, settings: Settings) -> Work | None:
-    """Return who builds apart from the library, begun or not; None: nobody can."""
+def _work(
+    specs: list[Spec], target: Target, settings: Settings
+) -> tuple[Work | None, Mapping[Spec, str]]:
+    """Return who builds apart from the library, begun or not; None: nobody can.
+
+    And what was announced to it.
+    """
     if not specs or settings.workers == 0:
-        return None
+        return None, {}
     try:
-        config = read_config(target, settings)
-        return ahead.take_over(config) or ahead.open_work(config)
+        return ahead.take_over(read_config(target, settings))
     except (Unplannable, OSError) as error:
         _say_in_process(len(specs), {str(error)})
-        return None
+        return None, {}
 
 
 def _make_ready(specs: list[Spec], work: Work) -> Ready | None:
@@ -136,4 +148,33 @@ def _load(
             )
         )
     backend.finish()
+    return results
+
+
+def _unconfirmed(
+    announced: Mapping[Spec, str], ready: Ready, work: Work, target: Target
+) -> list[SpecResult]:
+    """Return what was built, or found, for specs that no layer has in the end.
+
+    Kernels that a layer takes all the same are not among it, and none was called.
+    """
+    results = []
+    taken = set(ready.plan.entries)
+    for spec, reason in announced.items():
+        if spec in ready.plan.kernels or spec in ready.plan.problems:
+            continue
+        kernels = stored_plan(spec, work.config)
+        calls = [
+            Call(
+                json.loads(kernel.shape)["rows"],
+                ready.seconds(kernel.entry),
+                (kernel.entry,) if kernel.entry in ready.built else (),
+                ready.failures.get(kernel.entry),
+            )
+            for kernel in kernels
+            if kernel.entry not in taken
+        ]
+        taken |= {kernel.entry for kernel in kernels}
+        if calls:
+            results.append(SpecResult(spec, (), tuple(calls), (), target, reason))
     return results

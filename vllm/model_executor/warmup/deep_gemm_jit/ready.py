@@ -18,7 +18,7 @@ from vllm_deep_gemm_warmup.compiling.publish import is_whole
 from vllm_deep_gemm_warmup.compiling.session import Ended
 from vllm_deep_gemm_warmup.compiling.store import PlanStore
 
-from .kernels import KernelPlan, json_of, plan_from_session
+from .kernels import Kernel, KernelPlan, json_of, plan_from_session
 from .spec import Spec
 from .work import Work
 
@@ -55,6 +55,11 @@ class Ready:
         """Entries that were built for this start."""
         return frozenset(name for name, it in self.outcomes.items() if it.built)
 
+    def seconds(self, entry: str) -> float:
+        """Return how long an entry's compiler ran here; 0.0 where it did not."""
+        outcome = self.outcomes.get(entry)
+        return 0.0 if outcome is None else outcome.seconds
+
     @property
     def failures(self) -> dict[str, str]:
         """Entry -> why its compiler failed."""
@@ -63,6 +68,12 @@ class Ready:
             for name, outcome in self.outcomes.items()
             if outcome.failure is not None and outcome.final
         }
+
+
+def stored_plan(spec: Spec, config: Config) -> tuple[Kernel, ...]:
+    """Return the kernels of a spec that was planned, or () where it was not."""
+    store = PlanStore(config.work, config.context)
+    return store.load(json_of(spec)) or ()
 
 
 def find_full(specs: Iterable[Spec], config: Config) -> Ready | None:

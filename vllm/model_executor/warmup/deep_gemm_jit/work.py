@@ -49,6 +49,11 @@ class Work:
         begun = self._session
         return begun if begun is not None and begun.usable else None
 
+    @property
+    def lost(self) -> bool:
+        """Whether it was begun and this process cannot use it."""
+        return self._session is not None and self.session is None
+
     def begin(self, doubt: str | None = None) -> Session:
         """Return the session; it is begun now if it was not.
 

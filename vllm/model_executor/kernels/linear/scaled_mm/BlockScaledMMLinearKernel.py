@@ -305,9 +305,19 @@ class Fp8BlockScaledDynamicMMLinearKernel(Fp8BlockScaledMMLinearKernel, abc.ABC)
 
     def __init__(self, config: FP8ScaledMMLinearLayerConfig) -> None:
         super().__init__(config)
-        self.base = self.base_type(config)
-        self.fallback = self.fallback_type(config)
-        self.base.dispatcher = self.fallback.dispatcher = self
+        self.base = self._make(self.base_type, config)
+        self.fallback = self._make(self.fallback_type, config)
+
+    def _make(
+        self,
+        kind: type[Fp8BlockScaledMMLinearKernel],
+        config: FP8ScaledMMLinearLayerConfig,
+    ) -> Fp8BlockScaledMMLinearKernel:
+        """Construct a kernel that knows its dispatcher already while it is made."""
+        kernel = kind.__new__(kind)
+        kernel.dispatcher = self
+        kind.__init__(kernel, config)
+        return kernel
 
     @classmethod
     def is_supported(

@@ -103,6 +103,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             compilation.mode == CompilationMode.VLLM_COMPILE
             and compilation.pass_config.fuse_act_quant
         )
+        # Last, since it is asked at once what it will run.
         if self.vllm_config is not None:
             ahead.announce(self.specs_before_loading, self.vllm_config)
 

@@ -14,18 +14,22 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from vllm_deep_gemm_warmup.compiling.children import killed_with
 from vllm_deep_gemm_warmup.settings import read_settings
 
-from .lone_rank import worker_of
+from .lone_rank import bind_caches, worker_of
 from .ranks import Rank, World
 from .serving import Refused, engine_config, parse, world_of
 
 if TYPE_CHECKING:
-    import torch
     from vllm.config import VllmConfig
+
+    from ..plan import Plan
+    from ..sm_counts import Share
+    from ..spec import Spec
 
 _EVERY_RANK = "--every-rank"
 
@@ -79,8 +83,10 @@ def _fork(words: Sequence[str], rank: Rank) -> dict[str, Any] | None:
     with tempfile.TemporaryFile("w+") as answer:
         sys.stdout.flush()
         sys.stderr.flush()
+        die_too = killed_with(os.getpid())
         pid = os.fork()
         if pid == 0:
+            die_too()
             _answer(words, rank, answer)
         _, status = os.waitpid(pid, 0)
         if status:
@@ -120,43 +126,78 @@ def _plan_or_refuse(words: Sequence[str], rank: Rank) -> dict[str, Any]:
 
 
 def _plan(config: "VllmConfig", rank: Rank) -> dict[str, Any]:
-    from ..entry_points import STRATEGIES
+    from .. import ahead
     from ..plan import Registered, Skipped, Unregistered, make_plan
 
     world = world_of(config)
     max_tokens = config.scheduler_config.max_num_batched_tokens
+    ahead.only_ask()
     with worker_of(config, world, rank) as worker:
+        announced = ahead.announced(config)
+        bind_caches(config, worker)
         plan = make_plan(worker.get_model(), max_tokens)
-        machine = _machine(worker.device) if plan.specs else None
+        shares = list(_shares(worker, plan, announced, max_tokens))
     return {
         "world": dataclasses.asdict(world),
         "rank": dataclasses.asdict(rank),
-        "machine": machine,
+        "shares": shares,
         "max_tokens": max_tokens,
         "registered": len(plan.select(Registered)),
         "skipped": sorted({outcome.reason for outcome in plan.select(Skipped)}),
         "unregistered": sorted(
             {f"{o.name}: {o.reason}" for o in plan.select(Unregistered)}
         ),
-        "specs": [
-            {
-                "spec": spec.to_json(),
-                "text": str(spec),
-                "in_deep_gemm_cache": STRATEGIES[spec.entry_point].in_deep_gemm_cache,
-            }
-            for spec in plan.specs
-        ],
     }
 
 
-def _machine(device: "torch.device") -> dict[str, Any]:
-    """Return what planning kernels for this device takes, but for the compiler."""
+def _shares(
+    worker: Any, plan: "Plan", announced: "Mapping[Spec, str]", max_tokens: int
+) -> Iterator[dict[str, Any]]:
+    """Yield what runs with each number of SMs; with all of them ``plan``, first.
+
+    Beside it what an engine begins with before it knows better: with all SMs, too.
+    """
+    if not plan.specs:
+        return
+    from .. import sm_counts
     from ..backend import read_target
+    from ..plan import make_plan
+
+    target = read_target(worker.device)
+    whole, *parts = sm_counts.shares(target, max_tokens, plan.config)
+    yield _share(whole, plan.specs, announced)
+    for part in parts:
+        with sm_counts.in_use(part.target):
+            less = make_plan(worker.get_model(), part.max_tokens)
+            yield _share(part, less.specs, {})
+
+
+def _share(
+    share: "Share", planned: "Sequence[Spec]", announced: "Mapping[Spec, str]"
+) -> dict[str, Any]:
+    """Return specs, and what planning their kernels takes, but for the compiler."""
     from ..machine import read_config
 
     settings = dataclasses.replace(read_settings(), workers=1)
-    target = read_target(device)
-    return {"target": str(target), "config": read_config(target, settings).to_json()}
+    reasons = dict.fromkeys(planned) | {
+        spec: reason for spec, reason in announced.items() if spec not in planned
+    }
+    return {
+        "target": str(share.target),
+        "config": read_config(share.target, settings).to_json(),
+        "specs": [_spec(spec, reason) for spec, reason in reasons.items()],
+    }
+
+
+def _spec(spec: "Spec", unconfirmed: str | None) -> dict[str, Any]:
+    from ..entry_points import STRATEGIES
+
+    return {
+        "spec": spec.to_json(),
+        "text": str(spec),
+        "in_deep_gemm_cache": STRATEGIES[spec.entry_point].in_deep_gemm_cache,
+        "unconfirmed": unconfirmed,
+    }
 
 
 if __name__ == "__main__":

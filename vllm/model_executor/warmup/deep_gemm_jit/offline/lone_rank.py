@@ -25,7 +25,7 @@ _BLOCKS = 2
 
 @contextlib.contextmanager
 def worker_of(config: "VllmConfig", world: World, rank: Rank) -> Iterator[Any]:
-    """Yield vLLM's worker of ``rank``, model and caches in it; the process is spent.
+    """Yield vLLM's worker of ``rank``, model in it; the process is spent.
 
     Args:
         config: As the API server made it; changed as an engine changes it.
@@ -54,11 +54,10 @@ def worker_of(config: "VllmConfig", world: World, rank: Rank) -> Iterator[Any]:
         )
         worker.init_device()
         worker.load_model()
-        _bind_caches(config, worker.worker)
         yield worker.worker
 
 
-def _bind_caches(config: "VllmConfig", worker: Any) -> None:
+def bind_caches(config: "VllmConfig", worker: Any) -> None:
     """Give layers their caches, as few blocks as can be.
 
     What an indexer runs is decided by the shape of a block and the bytes from block

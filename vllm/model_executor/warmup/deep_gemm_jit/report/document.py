@@ -33,7 +33,8 @@ def to_json(report: Report) -> dict[str, Any]:
         },
         "kernels": {
             "built": len(report.built),
-            "failed": sum(len(result.failures) for result in report.results),
+            "failed": sum(len(result.failures) for result in report.confirmed),
+            "unconfirmed": sum(len(result.built) for result in report.unconfirmed),
         },
         "left_out": dict(LEFT_OUT),
         "coverage": dataclasses.asdict(summarize(report)),
@@ -52,6 +53,7 @@ def _spec(result: SpecResult) -> dict[str, Any]:
         **result.spec.to_json(),
         "target": None if result.target is None else str(result.target),
         "layers": list(result.layers),
+        "unconfirmed": result.unconfirmed,
         "calls": len(result.calls),
         "built": [
             {"kernel": each.name, "rows": each.rows, "seconds": each.seconds}

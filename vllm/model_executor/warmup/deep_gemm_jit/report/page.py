@@ -168,6 +168,22 @@ th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(-
 {% if coverage.unreached %}
 <p>Not reached by this model: {{ coverage.unreached | join(", ") }}.</p>
 {% endif %}
+{% if report.unconfirmed %}
+<h2>For no layer</h2>
+<div class="scroll">
+<table>
+<thead><tr><th scope="col">Shape</th><th scope="col" class="n">kernels</th>
+<th scope="col" class="n">built</th><th scope="col">reason</th></tr></thead>
+<tbody>
+{% for result in report.unconfirmed %}
+<tr><th scope="row" class="name">{{ result.spec }}</th>
+<td class="n">{{ result.calls | length }}</td>
+<td class="n">{{ result.built | length }}</td><td>{{ result.unconfirmed }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+{% endif %}
 {% for title, groups in (("Not registered", coverage.unregistered),
                          ("Left out", coverage.rejected)) if groups %}
 <h2>{{ title }}</h2>

@@ -22,7 +22,7 @@ def problems(report: Report) -> list[str]:
         f"first at M={result.failures[0].rows}: "
         f"{_one_line(result.failures[0].failure)}; a request of that size will "
         "compile, or fail, in its turn"
-        for result in report.results
+        for result in report.confirmed
         if result.failures
     ]
     unheard: dict[str, list[str]] = {}
@@ -75,10 +75,13 @@ def _nothing(report: Report) -> list[str]:
 def summary(report: Report) -> str:
     """Return the closing line."""
     built = len(report.built)
-    failed = sum(len(result.failures) for result in report.results)
+    failed = sum(len(result.failures) for result in report.confirmed)
     kernels = f"{built} kernels built" if built else "0 kernels built, all were there"
     if failed:
         kernels = f"{built} kernels built, {failed} calls failed"
+    for_no_layer = sum(len(result.built) for result in report.unconfirmed)
+    if for_no_layer:
+        kernels += f", {for_no_layer} of them for no layer"
     counts = report.sm_counts
     sms = f", {' and '.join(map(str, counts))} SMs" if len(counts) > 1 else ""
     return (
@@ -98,6 +101,7 @@ def screen(report: Report) -> str:
     )
     head = [title, _row("entry point, layers", *_COLUMNS)]
     tail = [
+        *_unconfirmed(report.unconfirmed),
         *_left_out("not registered", coverage.unregistered),
         *_left_out("left out", coverage.rejected),
         *_unreached(coverage.unreached),
@@ -142,6 +146,16 @@ def _left_out(title: str, groups: Sequence[LeftOut]) -> list[str]:
     return [
         _short(f"{title}: {group.layers} x {group.family}: {_one_line(group.reason)}")
         for group in groups
+    ]
+
+
+def _unconfirmed(results: Sequence[SpecResult]) -> list[str]:
+    return [
+        _short(
+            f"for no layer: {result.spec}: {len(result.calls)} kernels, "
+            f"{len(result.built)} built: {result.unconfirmed}"
+        )
+        for result in results
     ]
 
 

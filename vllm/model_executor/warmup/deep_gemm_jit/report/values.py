@@ -47,6 +47,9 @@ class SpecResult:
         calls: Those made.
         left: Row counts of those that were not made, after so many had failed.
         target: What its kernels were built for; None: what the report's were.
+        unconfirmed: Why it is here though no layer has it, or None. Its calls were
+            not made: each stands for a kernel that no other spec takes, built or
+            found.
 
     """
 
@@ -55,6 +58,7 @@ class SpecResult:
     calls: tuple[Call, ...]
     left: tuple[int, ...] = ()
     target: Target | None = None
+    unconfirmed: str | None = None
 
     @property
     def built(self) -> tuple[str, ...]:
@@ -92,7 +96,7 @@ class Report:
 
     Attributes:
         plan: What was to be done.
-        results: One for each spec.
+        results: One for each spec, and for each that was begun with for no layer.
         max_tokens: The limit that the plan was made for.
         mode: ``relax`` or ``full``.
         target: What the kernels were built for; None where nothing was to build.
@@ -113,10 +117,20 @@ class Report:
         return frozenset(name for result in self.results for name in result.built)
 
     @property
+    def confirmed(self) -> tuple[SpecResult, ...]:
+        """Those that layers have."""
+        return tuple(r for r in self.results if r.unconfirmed is None)
+
+    @property
+    def unconfirmed(self) -> tuple[SpecResult, ...]:
+        """The others."""
+        return tuple(r for r in self.results if r.unconfirmed is not None)
+
+    @property
     def shapes(self) -> frozenset[tuple[str, str]]:
-        """Distinct entry points with a shape."""
+        """Distinct entry points with a shape, of layers."""
         return frozenset(
-            (result.spec.entry_point, result.spec.shape) for result in self.results
+            (result.spec.entry_point, result.spec.shape) for result in self.confirmed
         )
 
     @property
