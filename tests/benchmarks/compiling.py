@@ -34,6 +34,10 @@ SIZES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 # Another model's, for a hundred kernels and more.
 ONE_MORE = (2560, 4096)
 SIDES = ("stock", "ours")
+HEAD = (
+    "| case | | start, s | first GEMMs, s | warmup, s | compiles | kernels | calls |",
+    "|---|---|---|---|---|---|---|---|",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,18 +211,13 @@ class Benchmark:
     def __init__(self, sides: Sequence[str], layers: int | None, rows: int | None):
         self.sides, self._layers, self._rows = tuple(sides), layers, rows
 
-    def head(self) -> Iterator[str]:
-        """Yield what stands above the rows."""
+    def left_out(self) -> Iterator[str]:
+        """Yield what was left out."""
         if self._layers or self._rows:
             yield "Smaller than the benchmark (--layers, --rows): no figures of it."
         for side in SIDES:
             if side not in self.sides:
                 yield f"Without {side} (--only): no ratio to it."
-        yield (
-            "| case | | start, s | first GEMMs, s | warmup, s | compiles | kernels "
-            "| calls |"
-        )
-        yield "|---|---|---|---|---|---|---|---|"
 
     def run(self, name: str, case: Case) -> dict[str, Measured]:
         """Print a row for each side, each with a cache of its own, and return them."""
@@ -350,13 +349,13 @@ def main(argv: Sequence[str]) -> None:
     benchmark = Benchmark(sides, given.layers, given.rows)
     # A run's caches, the stand-in's build among them, are not this one's.
     os.environ.pop("DG_JIT_NVCC_COMPILER", None)
-    print(*benchmark.head(), sep="\n", flush=True)
-    lines = [
-        f"{name}: {line}"
-        for name in given.cases or CASES
-        for line in CASES[name](benchmark)
-    ]
-    print("", *lines, sep="\n")
+    for line in benchmark.left_out():
+        print(line)
+    for name in given.cases or CASES:
+        print("", *HEAD, sep="\n", flush=True)
+        # Rows are printed meanwhile.
+        lines = list(CASES[name](benchmark))
+        print("", *(f"{name}: {line}" for line in lines), sep="\n", flush=True)
 
 
 if __name__ == "__main__":
