@@ -3,9 +3,10 @@
     warm_layers.py FOLDER CASE
 
 CASE is JSON: `sizes`, the (N, K) of distinct layers, `copies` of each, `ranks`, the
-`limit` of rows, and `load`, the least seconds that loading takes. Ranks are forked
-when everything is imported. Prints JSON, for each rank: seconds of the first GEMM and
-of the warmup, which are what a start waits for once the weights are in.
+`limit` of rows, and `load`, seconds that loading waits. Ranks are forked when all is
+imported, and begin together. Prints JSON, for each rank: seconds of the construction,
+of the load, of the first GEMMs and of the warmup; the last two are what a start waits
+for once the weights are in.
 """
 
 import json
@@ -53,6 +54,7 @@ def start(folder: pathlib.Path, rank: int, case: dict[str, Any]) -> dict[str, fl
         deep_gemm_warmup(torch.nn.ModuleList(layers), case["limit"])
         return {
             "construct": constructed - begin,
+            "load": loaded - constructed,
             "profile": profiled - loaded,
             "warmup": time.monotonic() - profiled,
         }
