@@ -165,6 +165,23 @@ def make_experts(
         )
 
 
+def run_experts(
+    config: Any, device: torch.device, runner: torch.nn.Module, hidden: int, rows: int
+) -> torch.Tensor:
+    """Run a layer of 4 experts of ``hidden`` columns for so many tokens."""
+    from vllm.config import set_current_vllm_config
+    from vllm.forward_context import set_forward_context
+
+    with (
+        torch.inference_mode(),
+        engine(config, device),
+        set_current_vllm_config(config),
+        set_forward_context(None, config, num_tokens=rows),
+    ):
+        output: torch.Tensor = runner(torch.zeros(rows, hidden), torch.zeros(rows, 4))
+    return output
+
+
 def make_mla(
     config: Any, device: torch.device, quantization: dict[str, Any], prefix: str
 ) -> torch.nn.Module:

@@ -8,7 +8,8 @@ tensor-parallel group, as vLLM starts its workers, on a machine where no CUDA to
 to be found; each constructs the layers and ends.
 
 Prints JSON: the kernel that each layer got, which are stamped, what of the library was
-imported, what was logged as a warning, what by the warmup, and what a forward raised. A
+imported, what of the base's models before the warmup and after it, what was logged as a
+warning, what by the warmup, and what a forward raised. A
 process of its own, because vLLM and DeepGEMM settle on their device, compiler and
 switches once.
 """
@@ -36,6 +37,7 @@ from real_layers import (  # type: ignore[import-not-found]
     one_rank,
     quantization_config,
 )
+from vllm.model_executor.warmup import deep_gemm_warmup as ours
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
 LIMIT = 64
@@ -69,6 +71,12 @@ class Log(logging.Handler):
         return [r.getMessage() for r in self.records if r.levelno >= level]
 
 
+def models() -> list[str]:
+    """Return the modules of models that are imported, Blackwell's MegaMoE's among."""
+    names = [name for name in sys.modules if name.startswith("vllm.models.")]
+    return sorted({*names, *(n for n in ours._MEGA_MOE_MODULES if n in sys.modules)})
+
+
 def forward(layer: torch.nn.Module, device: torch.device) -> str:
     """Run the layer as the profiling run does; return the error, or nothing."""
     try:
@@ -91,12 +99,14 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
             for n in options.sizes
         ]
         plain = make_bf16_layers(config, device) if options.bf16 else []
-        said = len(log.records)
+        said, models_before = len(log.records), models()
         # As kernel_warmup does; its question imports the library.
         if options.bf16 or deep_gemm_utils.is_deep_gemm_supported():
             deep_gemm_warmup(torch.nn.ModuleList([*layers, *plain]), LIMIT)
         return {
             "progress": log.progress(),
+            "models": [models_before, models()],
+            "capability": torch.cuda.get_device_capability(device),
             "imported": [name for name in LIBRARY if name in sys.modules],
             "said": log.lines(logging.NOTSET)[said:],
             "forward": [forward(layer, device) for layer in layers],

@@ -247,3 +247,22 @@ def test_a_model_without_fp8_layers_never_meets_the_library(
     result = start({**environ, **external}, "--bf16")
     assert result["said"] == result["warnings"] == []
     assert result["imported"] == []
+
+
+@pytest.mark.parametrize(
+    ("device", "capability"),
+    [("h100", [9, 0]), pytest.param("b200", [10, 0], marks=pytest.mark.slow)],
+)
+def test_a_warmup_imports_no_model(
+    environ: dict[str, str], device: str, capability: list[int]
+) -> None:
+    """G10: MegaMoE's modules, which are looked for on Blackwell, and all others."""
+    posed = standin_environment(device, base_env=environ, over_real_driver=True)
+    result = start(posed, 256)
+    assert result["capability"] == capability
+    assert result["stamped"] == [True]
+    assert any("DeepGEMM warmup complete" in line for line in result["said"])
+    before, after = result["models"]
+    assert "vllm.models.deepseek_v4.nvidia.model" not in before
+    assert "vllm.models.kimi_k3.nvidia.model" not in before
+    assert after == before
