@@ -1,7 +1,9 @@
 """Run as a program: construct, load and warm one layer for each N of its arguments.
 
-    start.py [--bf16] [--ranks R] N...
+    start.py [--bf16] [--einsum] [--ranks R] N...
 
+``--einsum`` adds DeepSeek-V4's output projection of two groups, (2, 128, 256), and
+serves it after the warmup.
 ``--bf16`` adds a plain linear layer and a plain layer of experts, and warms up without
 asking first whether DeepGEMM is supported. ``--ranks`` forks that many ranks of one
 tensor-parallel group, as vLLM starts its workers, on a machine where no CUDA toolkit is
@@ -26,7 +28,7 @@ from typing import Any
 
 import torch
 from vllm.utils import deep_gemm as deep_gemm_utils
-from vllm_deep_gemm_warmup import toolchain
+from vllm_deep_gemm_warmup import kernel_caches, toolchain
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from real_layers import (  # type: ignore[import-not-found]
@@ -35,7 +37,7 @@ from real_layers import (  # type: ignore[import-not-found]
     make_bf16_layers,
     make_linear,
     one_rank,
-    quantization_config,
+    prepare_ranks,
 )
 from vllm.model_executor.warmup import deep_gemm_warmup as ours
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
@@ -86,6 +88,45 @@ def forward(layer: torch.nn.Module, device: torch.device) -> str:
     return ""
 
 
+def make_projection(config: Any, device: torch.device) -> torch.nn.Module:
+    """Make and load ``wo_a``, whose two groups run in one einsum."""
+    layer = make_linear(config, device, 2 * 128, 256, FP8, prefix="wo_a")
+    layer.is_bmm, layer.bmm_batch_size = True, 2
+    loaded: torch.nn.Module = load(layer)
+    return loaded
+
+
+def serve(wo_a: Any, device: torch.device) -> dict[str, Any]:
+    """Run the einsum with 1, 18 and 32 rows, laid out as serving quantizes them.
+
+    Returns its weight's scale, what was in the cache before, and what was built.
+    """
+    cache = kernel_caches.deep_gemm(kernel_caches.deep_gemm_root())
+    weight, scale = wo_a.quant_method.fp8_linear.get_deep_gemm_warmup_weights(wo_a)
+    packed = scale.dtype == torch.int32
+    columns = 1 if packed else 2
+    before = cache.entries()
+    for rows in (1, 18, 32):
+        aligned = -(-rows // 4) * 4
+        a = torch.empty(2 * rows * 256, dtype=weight.dtype, device=device)
+        a_scale = torch.zeros(2 * columns * aligned, dtype=scale.dtype, device=device)
+        deep_gemm_utils.fp8_einsum(
+            "bhr,hdr->bhd",
+            (
+                a.as_strided((rows, 2, 256), (256, rows * 256, 1)),
+                a_scale.as_strided((rows, 2, columns), (1, columns * aligned, aligned)),
+            ),
+            (weight, scale),
+            torch.empty(rows, 2, 128, dtype=torch.bfloat16, device=device),
+            recipe=(1, 1, 128) if packed else (1, 128, 128),
+        )
+    return {
+        "scale": [str(scale.dtype), tuple(scale.shape)],
+        "before": sorted(before),
+        "built": sorted(cache.entries() - before),
+    }
+
+
 def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
     """Start on one rank and return what is to be printed."""
     log = Log()
@@ -98,13 +139,15 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
             load(make_linear(config, device, n, 256, FP8, prefix=f"layers.{n}"))
             for n in options.sizes
         ]
+        extra = [make_projection(config, device)] if options.einsum else []
         plain = make_bf16_layers(config, device) if options.bf16 else []
         said, models_before = len(log.records), models()
         # As kernel_warmup does; its question imports the library.
         if options.bf16 or deep_gemm_utils.is_deep_gemm_supported():
-            deep_gemm_warmup(torch.nn.ModuleList([*layers, *plain]), LIMIT)
+            deep_gemm_warmup(torch.nn.ModuleList([*layers, *plain, *extra]), LIMIT)
         return {
             "progress": log.progress(),
+            "einsum": [serve(layer, device) for layer in extra],
             "models": [models_before, models()],
             "capability": torch.cuda.get_device_capability(device),
             "imported": [name for name in LIBRARY if name in sys.modules],
@@ -131,7 +174,7 @@ def start_ranks(folder: pathlib.Path, options: argparse.Namespace) -> None:
         toolchain.read_facts, search_path=(), fallback=folder / "no" / "cuda"
     )
     load_general_plugins()
-    quantization_config(FP8)  # what it imports, the ranks need not
+    prepare_ranks(folder)
     children = []
     for rank in range(options.ranks):
         sys.stdout.flush()
@@ -155,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("sizes", nargs="*", type=int)
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--einsum", action="store_true")
     parser.add_argument("--ranks", type=int)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

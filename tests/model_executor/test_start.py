@@ -250,18 +250,31 @@ def test_a_model_without_fp8_layers_never_meets_the_library(
 
 
 @pytest.mark.parametrize(
-    ("device", "capability"),
-    [("h100", [9, 0]), pytest.param("b200", [10, 0], marks=pytest.mark.slow)],
+    ("device", "capability", "scale"),
+    [
+        ("h100", [9, 0], ["torch.float32", [2, 1, 2]]),
+        pytest.param(
+            "b200", [10, 0], ["torch.int32", [2, 128, 1]], marks=pytest.mark.slow
+        ),
+    ],
 )
-def test_a_warmup_imports_no_model(
-    environ: dict[str, str], device: str, capability: list[int]
+def test_a_warmup_covers_an_einsum_and_imports_no_model(
+    environ: dict[str, str], device: str, capability: list[int], scale: list[Any]
 ) -> None:
-    """G10: MegaMoE's modules, which are looked for on Blackwell, and all others."""
+    """G04, with Blackwell's packed scale as well.
+
+    G10: MegaMoE's modules, which are looked for on Blackwell, and all others.
+    """
     posed = standin_environment(device, base_env=environ, over_real_driver=True)
-    result = start(posed, 256)
+    result = start(posed, "--einsum", 256)
     assert result["capability"] == capability
     assert result["stamped"] == [True]
+    assert result["warnings"] == []
     assert any("DeepGEMM warmup complete" in line for line in result["said"])
+    (einsum,) = result["einsum"]
+    assert einsum["scale"] == scale
+    assert len(einsum["before"]) > 5
+    assert einsum["built"] == []
     before, after = result["models"]
     assert "vllm.models.deepseek_v4.nvidia.model" not in before
     assert "vllm.models.kimi_k3.nvidia.model" not in before

@@ -33,7 +33,7 @@ from real_layers import (  # type: ignore[import-not-found]
     load,
     make_linear,
     one_rank,
-    quantization_config,
+    prepare_ranks,
 )
 
 
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--signal")
     options = parser.parse_args()
     folder = options.folder
-    quantization_config(FP8)  # what it imports, the ranks need not
+    prepare_ranks(folder)
     children = []
     for rank in range(options.ranks):
         child = os.fork()

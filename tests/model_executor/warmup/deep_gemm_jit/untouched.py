@@ -30,7 +30,7 @@ from real_layers import (  # type: ignore[import-not-found]
     make_linear,
     make_mla,
     one_rank,
-    quantization_config,
+    prepare_ranks,
     resident_bytes,
 )
 
@@ -132,7 +132,7 @@ def start(folder: pathlib.Path, rank: int) -> Any:
 
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
-    quantization_config(FP8)  # what it imports, the ranks need not
+    prepare_ranks(folder)
     children = []
     for rank in range(RANKS):
         child = os.fork()
