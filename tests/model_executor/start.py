@@ -1,19 +1,19 @@
 """Run as a program: construct, load and warm one layer for each N of its arguments.
 
-    start.py [--bf16] [--einsum] [--ranks R] N...
+    start.py [--bf16] [--einsum] [--forget] [--ranks R] N...
 
 ``--einsum`` adds DeepSeek-V4's output projection of two groups, (2, 128, 256), and
-serves it after the warmup.
+serves it after the warmup. ``--forget`` takes the modules of models away before: the
+base's quantization configs import some of them.
 ``--bf16`` adds a plain linear layer and a plain layer of experts, and warms up without
 asking first whether DeepGEMM is supported. ``--ranks`` forks that many ranks of one
 tensor-parallel group, as vLLM starts its workers, on a machine where no CUDA toolkit is
 to be found; each constructs the layers and ends.
 
 Prints JSON: the kernel that each layer got, which are stamped, what of the library was
-imported, what of the base's models before the warmup and after it, what was logged as a
-warning, what by the warmup, and what a forward raised. A
-process of its own, because vLLM and DeepGEMM settle on their device, compiler and
-switches once.
+imported, what of the base's models after the warmup, what was logged as a warning, what
+by the warmup, and what a forward raised. A process of its own, because vLLM and
+DeepGEMM settle on their device, compiler and switches once.
 """
 
 import argparse
@@ -43,6 +43,7 @@ from vllm.model_executor.warmup import deep_gemm_warmup as ours
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
 LIMIT = 64
+_MODELS = "vllm.models."
 # DeepGEMM under its two names, and the one module of ours that calls it.
 LIBRARY = (
     "deep_gemm",
@@ -74,9 +75,9 @@ class Log(logging.Handler):
 
 
 def models() -> list[str]:
-    """Return the modules of models that are imported, Blackwell's MegaMoE's among."""
-    names = [name for name in sys.modules if name.startswith("vllm.models.")]
-    return sorted({*names, *(n for n in ours._MEGA_MOE_MODULES if n in sys.modules)})
+    """Return the modules of models that are imported, MegaMoE's among them."""
+    assert all(name.startswith(_MODELS) for name in ours._MEGA_MOE_MODULES)
+    return sorted(name for name in sys.modules if name.startswith(_MODELS))
 
 
 def forward(layer: torch.nn.Module, device: torch.device) -> str:
@@ -141,14 +142,17 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
         ]
         extra = [make_projection(config, device)] if options.einsum else []
         plain = make_bf16_layers(config, device) if options.bf16 else []
-        said, models_before = len(log.records), models()
+        said = len(log.records)
+        if options.forget:
+            for name in models():
+                del sys.modules[name]
         # As kernel_warmup does; its question imports the library.
         if options.bf16 or deep_gemm_utils.is_deep_gemm_supported():
             deep_gemm_warmup(torch.nn.ModuleList([*layers, *plain, *extra]), LIMIT)
         return {
             "progress": log.progress(),
             "einsum": [serve(layer, device) for layer in extra],
-            "models": [models_before, models()],
+            "models": models(),
             "capability": torch.cuda.get_device_capability(device),
             "imported": [name for name in LIBRARY if name in sys.modules],
             "said": log.lines(logging.NOTSET)[said:],
@@ -198,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("sizes", nargs="*", type=int)
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--forget", action="store_true")
     parser.add_argument("--einsum", action="store_true")
     parser.add_argument("--ranks", type=int)
     options = parser.parse_args()

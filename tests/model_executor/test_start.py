@@ -266,16 +266,14 @@ def test_a_warmup_covers_an_einsum_and_imports_no_model(
     G10: MegaMoE's modules, which are looked for on Blackwell, and all others.
     """
     posed = standin_environment(pose, base_env=environ, over_real_driver=True)
-    result = start(posed, "--einsum", 256)
+    result = start(posed, "--einsum", "--forget", 256)
     assert result["capability"] == capability
     assert result["stamped"] == [True]
     assert result["warnings"] == []
     assert any("DeepGEMM warmup complete" in line for line in result["said"])
     (einsum,) = result["einsum"]
     assert einsum["scale"] == scale
-    assert len(einsum["before"]) > 5
+    # Those of the linear layer and of the einsum.
+    assert len(einsum["before"]) >= 5
     assert einsum["built"] == []
-    before, after = result["models"]
-    assert "vllm.models.deepseek_v4.nvidia.model" not in before
-    assert "vllm.models.kimi_k3.nvidia.model" not in before
-    assert after == before
+    assert result["models"] == []
