@@ -1,5 +1,6 @@
 """Each missing kernel is built once a node, whoever asks and whatever dies."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -204,16 +205,64 @@ def test_a_full_cpu_share_is_used_and_no_more(config: Make, tmp_path: Path) -> N
     assert max(most) == 4
 
 
+def test_compilers_give_way_to_the_engine(config: Make, tmp_path: Path) -> None:
+    """A load of weights goes on beside them."""
+    # In a shell of its own: the compiler's arguments stay.
+    stat = f"(set -- $(cat /proc/$$/stat); echo ${{19}} >> {tmp_path}/nice)"
+    assert run(config(stat), ["k0"])["k0"].built
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    (niceness,) = map(int, (tmp_path / "nice").read_text().split())
+    assert niceness == min(ours + 10, 19)
+
+
 HOLDER = """
-import sys
+import os, sys, types
 from pathlib import Path
 from vllm_deep_gemm_warmup.compiling.locks import Locks
-locks, cpus = Locks(Path(sys.argv[1])), int(sys.argv[2])
+path, host, cpus, *names = sys.argv[1:]
+node = host or os.uname().nodename
+os.uname = lambda: types.SimpleNamespace(nodename=node)
+locks, cpus = Locks(Path(path)), int(cpus)
 assert all([locks.take_cpu(cpus) is not None for _ in range(cpus)])
-assert all([locks.take(name) for name in sys.argv[3:]])
+assert all([locks.take(name) for name in names])
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+@contextlib.contextmanager
+def held(
+    config: Config, cpus: int, entries: Iterable[str] = (), host: str = ""
+) -> Iterator[None]:
+    """Another process holds CPUs of a host, this one by default, and entries."""
+    config.work.mkdir(parents=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(config.locks), host, str(cpus), *entries],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    yield
+    holder.communicate()
+
+
+def test_nodes_that_share_a_folder_share_kernels_and_not_cpus(
+    config: Make, compiled: Compiled
+) -> None:
+    """A network file system: another node has its CPUs, and builds one kernel."""
+    made = config(workers=2)
+    with held(made, 2, ["gemm.k0"], host="another"), Session(made) as session:
+        for name in names(3):
+            session.add_kernel(make_kernel(name))
+        wait_for(lambda: len(session.outcomes) == 2)
+        assert sorted(compiled()) == ["k1", "k2"]
+        assert "gemm.k0" not in session.outcomes
+    with held(config(workers=2, work=made.root / "other"), 2):
+        ours = Locks(made.root / "other" / "locks")
+        assert ours.take_cpu(2) is None
+        ours.close()
 
 
 @pytest.mark.parametrize(("cpus", "entries", "calls"), [(8, 0, 8), (0, 100, 101)])
@@ -236,30 +285,20 @@ def test_what_others_hold_is_asked_for_once_a_step(
 
     monkeypatch.setattr(fcntl, "lockf", count)
     made = config()
-    made.work.mkdir(parents=True)
     kernels = [make_kernel(name) for name in names(100)]
-    taken = [kernel.entry for kernel in kernels[:entries]]
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(made.locks), str(cpus), *taken],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    ours = Locks(made.locks)
-    cache = kernel_caches.deep_gemm(made.root)
-    builds = Builds(cache, made.nvcc, made.library, ours, 8, 60.0, made.work / "no")
-    for kernel in kernels:
-        builds.add(kernel)
-    assert list(builds.step()) == []
-    assert len(asked) == calls
-    assert builds.missing == 100
-    assert compiled() == []
-    # The CPU that was taken for nothing is free again.
-    assert ours.take_cpu(1) == (None if cpus else 0)
-    ours.close()
-    holder.communicate()
+    with held(made, cpus, [kernel.entry for kernel in kernels[:entries]]):
+        ours = Locks(made.locks)
+        cache = kernel_caches.deep_gemm(made.root)
+        builds = Builds(cache, made.nvcc, made.library, ours, 8, 60.0, made.work / "no")
+        for kernel in kernels:
+            builds.add(kernel)
+        assert list(builds.step()) == []
+        assert len(asked) == calls
+        assert builds.missing == 100
+        assert compiled() == []
+        # The CPU that was taken for nothing is free again.
+        assert ours.take_cpu(1) == (None if cpus else 0)
+        ours.close()
 
 
 def test_a_kernel_that_fails_is_named_and_the_others_are_built(

@@ -73,21 +73,14 @@ def one_rank(folder: pathlib.Path, rank: int = 0, ranks: int = 1) -> Iterator[An
         ranks: How many there are in the tensor-parallel group.
 
     """
-    from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+    from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import (
         cleanup_dist_env_and_memory,
         init_distributed_environment,
         initialize_model_parallel,
     )
 
-    model = folder / f"rank{rank}"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(_HF_CONFIG))
-    config = VllmConfig(
-        model_config=ModelConfig(
-            model=str(model), skip_tokenizer_init=True, dtype="bfloat16"
-        )
-    )
+    config = VllmConfig(model_config=_model_config(folder / f"rank{rank}"))
     with set_current_vllm_config(config):
         init_distributed_environment(
             world_size=ranks,
@@ -99,6 +92,24 @@ def one_rank(folder: pathlib.Path, rank: int = 0, ranks: int = 1) -> Iterator[An
         initialize_model_parallel(ranks)
         yield config
     cleanup_dist_env_and_memory()
+
+
+def prepare_ranks(folder: pathlib.Path) -> None:
+    """Import, and find out, what ranks that are forked then need not.
+
+    vLLM asks a process of its own what a model class is, once for each rank.
+    """
+    quantization_config(FP8)
+    _model_config(folder / "model")
+    assert not torch.cuda.is_initialized()
+
+
+def _model_config(folder: pathlib.Path) -> Any:
+    from vllm.config import ModelConfig
+
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(_HF_CONFIG))
+    return ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16")
 
 
 def make_linear(
@@ -163,6 +174,23 @@ def make_experts(
                 prefix=prefix,
             )
         )
+
+
+def run_experts(
+    config: Any, device: torch.device, runner: torch.nn.Module, hidden: int, rows: int
+) -> torch.Tensor:
+    """Run a layer of 4 experts of ``hidden`` columns for so many tokens."""
+    from vllm.config import set_current_vllm_config
+    from vllm.forward_context import set_forward_context
+
+    with (
+        torch.inference_mode(),
+        engine(config, device),
+        set_current_vllm_config(config),
+        set_forward_context(None, config, num_tokens=rows),
+    ):
+        output: torch.Tensor = runner(torch.zeros(rows, hidden), torch.zeros(rows, 4))
+    return output
 
 
 def make_mla(

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+from typing import Any
 
 import pytest
 from vllm_deep_gemm_warmup.standin import environment as standin_environment
@@ -205,3 +206,33 @@ def test_a_model_without_fp8_layers_never_meets_the_library(
     result = start({**environ, **external}, "--bf16")
     assert result["said"] == result["warnings"] == []
     assert result["imported"] == []
+
+
+@pytest.mark.parametrize(
+    ("pose", "capability", "scale"),
+    [
+        ("h100", [9, 0], ["torch.float32", [2, 1, 2]]),
+        pytest.param(
+            "b200", [10, 0], ["torch.int32", [2, 128, 1]], marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_warmup_covers_an_einsum_and_imports_no_model(
+    environ: dict[str, str], pose: str, capability: list[int], scale: list[Any]
+) -> None:
+    """G04, with Blackwell's packed scale as well.
+
+    G10: MegaMoE's modules, which are looked for on Blackwell, and all others.
+    """
+    posed = standin_environment(pose, base_env=environ, over_real_driver=True)
+    result = start(posed, "--einsum", "--forget", 256)
+    assert result["capability"] == capability
+    assert result["stamped"] == [True]
+    assert result["warnings"] == []
+    assert any("DeepGEMM warmup complete" in line for line in result["said"])
+    (einsum,) = result["einsum"]
+    assert einsum["scale"] == scale
+    # Those of the linear layer and of the einsum.
+    assert len(einsum["before"]) >= 5
+    assert einsum["built"] == []
+    assert result["models"] == []

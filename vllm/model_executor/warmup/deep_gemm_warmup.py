@@ -80,8 +80,9 @@ def _guarded(
         if settings.strict:
             raise
         logger.warning(
-            "DeepGEMM warmup (%s, max_tokens %d): %s: %s; the engine starts and "
-            "kernels may be compiled in front of requests",
+            "DeepGEMM warmup (rank %d, %s, max_tokens %d): %s: %s; the engine starts "
+            "and kernels may be compiled in front of requests",
+            _rank(),
             type(model).__name__,
             max_tokens,
             type(error).__name__,
@@ -89,6 +90,12 @@ def _guarded(
         )
         logger.debug("DeepGEMM warmup failed", exc_info=True)
         return []
+
+
+def _rank() -> int:
+    """Return this process's rank, also where no group was made."""
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def _warm(model: torch.nn.Module, max_tokens: int, settings: Settings) -> list[str]:

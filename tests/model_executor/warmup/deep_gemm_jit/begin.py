@@ -1,18 +1,27 @@
 """Run as a program on a device: construct, load, profile and warm layers.
 
-    begin.py FOLDER RANKS N...
+    begin.py FOLDER RANKS N... [--k K] [--limit M] [--profile M] [--serve M]...
+             [--own N] [--raises RANK] [--signal TEXT]
 
 Each rank is a process, forked as vLLM forks its workers, constructs a layer for each N,
-loads them, runs the first of them at the limit as the memory-profiling run does, and
-warms them up. Prints JSON: for each rank its report's kernels, the compiles before the
-forward and after it, and what the warmup logged.
+loads them, runs the first of them as the memory-profiling run does, warms them up, and
+serves. ``--own`` is a layer that rank 0 has as well. The model of rank ``--raises``
+raises when its layers are asked for, after a second. Once a rank has logged TEXT, there
+is a file ``signal`` in FOLDER.
+
+Prints JSON: for each rank the compiles before the forward, before it serves and after
+that, the files of FOLDER when its warmup ended, what the warmup logged, and as a
+warning, and how long the rank took, in seconds.
 """
 
+import argparse
 import json
 import logging
 import os
 import pathlib
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,21 +33,36 @@ from real_layers import (  # type: ignore[import-not-found]
     load,
     make_linear,
     one_rank,
-    quantization_config,
+    prepare_ranks,
 )
-
-LIMIT, K = 512, 768
 
 
 class Log(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps what is logged, and touches a file once that has a text."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str | None, file: pathlib.Path) -> None:
         super().__init__()
-        self.lines: list[str] = []
+        self.records: list[logging.LogRecord] = []
+        self._text, self._file = text, file
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        self.records.append(record)
+        if self._text is not None and self._text in record.getMessage():
+            self._file.touch()
+
+    def lines(self, level: int) -> list[str]:
+        """Return what was said of the warmup at that level or above."""
+        said = [record for record in self.records if record.levelno >= level]
+        lines = (record.getMessage() for record in said)
+        return [line for line in lines if "DeepGEMM warmup" in line]
+
+
+class Broken(torch.nn.ModuleList):  # type: ignore[misc]
+    """A model that breaks the walk over its layers."""
+
+    def named_modules(self, *_: Any, **__: Any) -> Iterator[Any]:
+        time.sleep(1.0)
+        raise RuntimeError("no such luck")
 
 
 def compiles(folder: pathlib.Path) -> int:
@@ -47,41 +71,67 @@ def compiles(folder: pathlib.Path) -> int:
     return len(log.read_text().split()) if log.exists() else 0
 
 
-def start(folder: pathlib.Path, rank: int, ranks: int, sizes: list[int]) -> Any:
+def start(options: argparse.Namespace, rank: int) -> Any:
     """Start one rank and return what is to be printed."""
-    log = Log()
+    begin, folder = time.perf_counter(), options.folder
+    log = Log(options.signal, folder / "signal")
     logging.getLogger("vllm").addHandler(log)
     logging.getLogger("vllm").setLevel(logging.INFO)
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    with one_rank(folder, rank, ranks) as config:
-        config.scheduler_config.max_num_batched_tokens = LIMIT
+
+    def run(layer: torch.nn.Module, rows: int) -> None:
+        layer(torch.empty(rows, options.k, dtype=torch.bfloat16, device=device))
+
+    with one_rank(folder, rank, options.ranks) as config:
+        config.scheduler_config.max_num_batched_tokens = options.limit
+        own = options.own if rank == 0 else []
         layers = [
-            load(make_linear(config, device, n, K, FP8, prefix=f"layers.{n}"))
-            for n in sizes
+            load(make_linear(config, device, n, options.k, FP8, prefix=f"layers.{n}"))
+            for n in (*options.sizes, *own)
         ]
-        rows = torch.ones(LIMIT, K, dtype=torch.bfloat16, device=device)
-        layers[0](rows)
+        run(layers[0], options.profile or options.limit)
         forward = compiles(folder)
-        deep_gemm_warmup(torch.nn.ModuleList(layers), LIMIT)
+        kind = Broken if rank == options.raises else torch.nn.ModuleList
+        deep_gemm_warmup(kind(layers), options.limit)
+        files = sorted(path.name for path in folder.iterdir())
+        warmed = compiles(folder)
         for layer in layers:
-            layer(rows)
-    lines = [line for line in log.lines if "DeepGEMM warmup" in line]
-    return {"said": lines, "forward": forward, "all": compiles(folder)}
+            for rows in options.serve or [options.limit]:
+                run(layer, rows)
+    return {
+        "said": log.lines(logging.NOTSET),
+        "warned": log.lines(logging.WARNING),
+        "forward": forward,
+        "warmed": warmed,
+        "all": compiles(folder),
+        "files": files,
+        "seconds": time.perf_counter() - begin,
+    }
 
 
 def main() -> None:
-    folder = pathlib.Path(sys.argv[1])
-    ranks = int(sys.argv[2])
-    sizes = [int(size) for size in sys.argv[3:]]
-    quantization_config(FP8)  # what it imports, the ranks need not
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("ranks", type=int)
+    parser.add_argument("sizes", nargs="+", type=int)
+    parser.add_argument("--k", type=int, default=768)
+    parser.add_argument("--limit", type=int, default=512)
+    parser.add_argument("--profile", type=int)
+    parser.add_argument("--serve", action="append", type=int)
+    parser.add_argument("--own", action="append", type=int, default=[])
+    parser.add_argument("--raises", type=int)
+    parser.add_argument("--signal")
+    options = parser.parse_args()
+    folder = options.folder
+    prepare_ranks(folder)
     children = []
-    for rank in range(ranks):
+    for rank in range(options.ranks):
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                found = start(folder, rank, ranks, sizes)
+                found = start(options, rank)
                 (folder / f"answer-{rank}").write_text(json.dumps(found))
                 status = 0
             finally:
@@ -92,7 +142,7 @@ def main() -> None:
     statuses = [os.waitpid(child, 0)[1] for child in children]
     if any(statuses):
         sys.exit(f"ranks ended with {statuses}")
-    answers = [(folder / f"answer-{rank}").read_text() for rank in range(ranks)]
+    answers = [(folder / f"answer-{rank}").read_text() for rank in range(options.ranks)]
     print(json.dumps([json.loads(answer) for answer in answers]))
 
 

@@ -2,16 +2,24 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor.warmup.deep_gemm_jit.spec import Spec
 
 from ...real_layers import FP8, make_experts
 
 # Hidden size, width, tokens of a rank and step at most, data-parallel ranks.
 MakeBatchedExperts = Callable[[int, int, int, int], Any]
+# Specs, bytes of the device that are free beside their weights, variables.
+FreshCase = tuple[Sequence[Spec], int | None, dict[str, str]]
+Fresh = Callable[[Sequence[FreshCase]], list[dict[str, Any]]]
 # Local experts, one of them redundant, and what each token is sent to.
 LOCAL_EXPERTS, TOP_K = 5, 2
 
@@ -61,3 +69,31 @@ def batched_experts(
 
     yield make
     vllm_config.compilation_config.static_forward_context.clear()
+
+
+@pytest.fixture
+def fresh(fake_nvcc_environment: dict[str, str], tmp_path: pathlib.Path) -> Fresh:
+    """Run ``fresh.py``: build each case's specs in a process and cache of its own."""
+
+    def fresh(cases: Sequence[FreshCase]) -> list[dict[str, Any]]:
+        asked = [
+            {
+                "specs": [spec.to_json() for spec in specs],
+                "free": free,
+                "environ": variables,
+            }
+            for specs, free, variables in cases
+        ]
+        program = pathlib.Path(__file__).with_name("fresh.py")
+        done = subprocess.run(
+            [sys.executable, str(program), json.dumps(asked)],
+            env={**fake_nvcc_environment, "DG_JIT_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+        return results
+
+    return fresh

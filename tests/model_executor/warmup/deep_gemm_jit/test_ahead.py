@@ -1,9 +1,11 @@
 """Building begins with the layers' construction; the profiling run waits for it."""
 
 import copy
+import dataclasses
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -29,36 +31,63 @@ WRAPPER = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
 BEGIN = pathlib.Path(__file__).with_name("begin.py")
 
 
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """What the ranks of begin.py answered, and what was printed beside that."""
+
+    ranks: list[dict[str, Any]]
+    printed: list[str]
+
+
+Begin = Callable[..., Begun]
+
+
+@pytest.fixture
+def begin(fake_nvcc_environment: dict[str, str], tmp_path: pathlib.Path) -> Begin:
+    """Run begin.py with two compilers at once, which log that they were called.
+
+    ``line`` is shell, run by each compiler before it compiles its last argument's
+    source, ``$source``.
+    """
+
+    def begin(ranks: int, *given: object, line: str = ":", **variables: str) -> Begun:
+        fake = pathlib.Path(fake_nvcc_environment["CUDA_HOME"], "bin", "nvcc")
+        nvcc = tmp_path / "cuda" / "bin" / "nvcc"
+        nvcc.parent.mkdir(parents=True)
+        nvcc.write_text(
+            "#!/bin/sh\n"
+            'for source; do case "$source" in *.cu) break;; esac; done\n'
+            f'case "$*" in *--cubin*) echo $$ >> {tmp_path}/compiled; {line};; esac\n'
+            f'exec {shlex.quote(str(fake))} "$@"\n'
+        )
+        nvcc.chmod(0o755)
+        environ = standin.environment("h100", ranks, base_env=fake_nvcc_environment)
+        environ |= {
+            "CUDA_HOME": str(tmp_path / "cuda"),
+            "DG_JIT_CACHE_DIR": str(tmp_path / "cache"),
+            "VLLM_DEEP_GEMM_WARMUP_WORKERS": "2",
+            "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0",
+        }
+        done = subprocess.run(
+            [sys.executable, str(BEGIN), *map(str, (tmp_path, ranks, *given))],
+            env=environ | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        *printed, answers = done.stdout.splitlines()
+        return Begun(json.loads(answers), printed + done.stderr.splitlines())
+
+    return begin
+
+
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_each_kernel_is_compiled_once_and_before_the_first_gemm_runs(
-    fake_nvcc_environment: dict[str, str], tmp_path: pathlib.Path, ranks: int
+    begin: Begin, tmp_path: pathlib.Path, ranks: int
 ) -> None:
     """Of an engine of several ranks as of one; counted by the compiler itself."""
-    fake = pathlib.Path(fake_nvcc_environment["CUDA_HOME"], "bin", "nvcc")
-    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text(
-        "#!/bin/sh\n"
-        f'case "$*" in *--cubin*) echo $$ >> {tmp_path}/compiled;; esac\n'
-        f'exec {shlex.quote(str(fake))} "$@"\n'
-    )
-    nvcc.chmod(0o755)
-    environ = standin.environment("h100", ranks, base_env=fake_nvcc_environment)
-    environ |= {
-        "CUDA_HOME": str(tmp_path / "cuda"),
-        "DG_JIT_CACHE_DIR": str(tmp_path / "cache"),
-        "VLLM_DEEP_GEMM_WARMUP_WORKERS": "2",
-        "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0",
-    }
-    done = subprocess.run(
-        [sys.executable, str(BEGIN), str(tmp_path), str(ranks), "320", "832"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    answers = begin(ranks, 320, 832).ranks
     cache = kernel_caches.deep_gemm(tmp_path / "cache")
     built = len(cache.entries())
     assert built > 5
@@ -68,6 +97,95 @@ def test_each_kernel_is_compiled_once_and_before_the_first_gemm_runs(
     assert [line for line in said if "kernels to build, 2 at a time" in line]
     assert not [line for line in said if "in this process" in line]
     assert os.listdir(tmp_path / "cache" / "tmp") == []  # noqa: PTH208
+
+
+@pytest.mark.slow
+def test_a_long_prompt_after_a_short_one_builds_nothing_on_any_rank(
+    begin: Begin,
+) -> None:
+    """G14: (576, 7168) on eight ranks; the profiling run has 5 rows."""
+    given = ["--k", 7168, "--limit", 8192, "--profile", 5]
+    answers = begin(8, 576, *given, "--serve", 7857, "--serve", 8192).ranks
+    assert len(answers) == 8
+    for answer in answers:
+        assert answer["warmed"] == answer["all"] == answers[0]["warmed"] > 5
+
+
+def wait_until(condition: str) -> str:
+    """Return a compiler's line: it fails after a minute of waiting."""
+    return (
+        f"tries=600; until {condition}; do "
+        "[ $tries = 0 ] && exit 1; tries=$((tries - 1)); sleep 0.1; done"
+    )
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_is_named_while_another_compiles_and_the_rest_go_on(
+    begin: Begin, tmp_path: pathlib.Path
+) -> None:
+    """G27: of four ranks the last raises after 1 s, the first compiles for longer.
+
+    Until the last has said so, that is: its compiler waits.
+    """
+    waits = wait_until(f"[ -e {tmp_path}/signal ]")
+    answers = begin(
+        4,
+        832,
+        *("--own", 320, "--raises", 3, "--signal", "no such luck"),
+        line=(
+            f'if grep -q "320, 768" $source && mkdir {tmp_path}/slow; '
+            f"then {waits}; touch {tmp_path}/slow-is-done; fi"
+        ),
+    ).ranks
+    (line,) = answers[3]["warned"]
+    assert line.startswith("DeepGEMM warmup (rank 3, Broken, max_tokens 512): ")
+    assert "RuntimeError: no such luck; the engine starts" in line
+    assert "slow-is-done" not in answers[3]["files"]
+    for answer in answers[:3]:
+        assert answer["warned"] == []
+        # None went on to what ranks do together before all had built.
+        assert "slow-is-done" in answer["files"]
+    # Each served what it has, the last one too.
+    assert {answer["warmed"] for answer in answers[:3]} == {answers[0]["all"]}
+    assert {answer["all"] for answer in answers[:3]} == {answers[0]["all"]}
+    assert any("warmup complete" in line for line in answers[0]["said"])
+
+
+@pytest.mark.slow
+def test_eight_ranks_with_ten_shapes_print_few_lines(begin: Begin) -> None:
+    """G60: progress, estimate and closing line, none of them on a terminal."""
+    sizes = range(320, 320 + 10 * 64, 64)
+    begun = begin(8, *sizes, "--limit", 64, line="sleep 1")
+    lines = [line for line in begun.printed if "DeepGEMM warmup" in line]
+    assert [line for line in lines if "kernels to build" in line]
+    assert len([line for line in lines if "kernels built, " in line]) > 2, lines
+    (closing,) = [line for line in lines if "DeepGEMM warmup complete" in line]
+    assert "10 shapes" in closing
+    # One in 5 s: on a busy machine it takes longer than ten lines.
+    longest = max(answer["seconds"] for answer in begun.ranks)
+    assert len(lines) <= max(10, 3 + longest / 5), lines
+
+
+@pytest.mark.parametrize(("timeout", "warns"), [(1, True), (600, False)])
+@pytest.mark.slow
+def test_the_estimate_and_its_warning_come_before_the_first_build(
+    begin: Begin, tmp_path: pathlib.Path, timeout: int, warns: bool
+) -> None:
+    """G33: a compiler that waits for it would fail without it."""
+    begun = begin(
+        1,
+        *(320, "--signal", "kernels to build"),
+        line=wait_until(f"[ -e {tmp_path}/signal ]"),
+        VLLM_ENGINE_READY_TIMEOUT_S=str(timeout),
+    )
+    (answer,) = begun.ranks
+    cache = kernel_caches.deep_gemm(tmp_path / "cache")
+    built = len(cache.entries())
+    assert answer["all"] == built > 2
+    (line,) = [line for line in answer["said"] if "kernels to build" in line]
+    assert re.match(rf"DeepGEMM warmup: {built} kernels to build, 2 at a time, ", line)
+    assert answer["warned"] == ([line] if warns else [])
+    assert ("VLLM_ENGINE_READY_TIMEOUT_S" in line) == warns
 
 
 @pytest.fixture

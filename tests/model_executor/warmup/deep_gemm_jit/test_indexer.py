@@ -26,6 +26,7 @@ from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
 from ... import real_indexers
 from ...real_layers import resident_bytes
+from .conftest import Fresh
 from .specs import logits_spec, metadata_spec, paged_logits_spec
 
 LIMIT = 512
@@ -216,17 +217,38 @@ def test_without_a_draft_a_decode_has_one_row(vllm_config: Any) -> None:
     assert decode_batches(vllm_config, 8192) == {1: requests}
 
 
-def test_captured_batches_alone_leave_buckets_cold(device: torch.device) -> None:
+@pytest.mark.slow
+def test_captured_batches_alone_leave_buckets_cold(
+    fresh: Fresh, draft: Draft, vllm_config: Any
+) -> None:
     """G13: 512 requests, 3 draft tokens, graphs for powers of two up to 512."""
-    for power in range(10):
-        build(metadata_spec(rows=RowRange(2**power, 2**power)), device)
+    draft(512, 3, adaptive=True)
+    ((depth, most),) = decode_batches(vllm_config, 8192).items()
+    assert (depth, most) == (1, 2048)
+    graphs = [metadata_spec(rows=RowRange(2**power, 2**power)) for power in range(10)]
+    every_bucket = list(range(32, 2048 + 1, 32))
+    buckets = [metadata_spec(rows=RowRange(size, size)) for size in every_bucket]
+    everything = metadata_spec(rows=RowRange(1, most))
 
-    everything = metadata_spec(rows=RowRange(1, 2048))
-    captured = {32, 64, 128, 256, 512}
-    every_bucket = set(range(32, 2048 + 1, 32))
-    # Another test may have built others of them in this process.
-    assert 0 < len(build(everything, device)) <= len(every_bucket - captured)
-    assert build(everything, device, every_row=True) == set()
+    captured, warmed, each = fresh(
+        [
+            ([*graphs, everything], None, {}),
+            ([everything, *buckets], None, {}),
+            (buckets, None, {}),
+        ]
+    )
+
+    for case in (captured, warmed, each):
+        assert not any(result["failures"] or result["left"] for result in case["specs"])
+    *alone, rest = (result["built"] for result in captured["specs"])
+    assert sum(map(len, alone)) == len({32, 64, 128, 256, 512})
+    assert len(rest) == 64 - 5
+    # One kernel a bucket, and the warmup has them all.
+    assert [len(result["built"]) for result in each["specs"]] == [1] * 64
+    first, *others = (result for result in warmed["specs"])
+    assert first["rows"] == every_bucket
+    assert len(set(first["built"])) == 64
+    assert not any(result["built"] for result in others)
 
 
 @pytest.mark.parametrize("every_row", [False, True])

@@ -23,10 +23,11 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import EntryPoint
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm.utils import deep_gemm as deep_gemm_utils
 from vllm.utils import jit_monitor
+from vllm.v1.worker import workspace
 from vllm_deep_gemm_warmup import metrics, node
 from vllm_deep_gemm_warmup.kernel_caches import KernelCache, deep_gemm, flashinfer
 
-from ...real_layers import FP8, load
+from ...real_layers import FP8, load, make_experts, run_experts
 
 LIMIT = 64
 GRAPHS = JitConfig(warmup=True, eager=False)
@@ -140,6 +141,30 @@ def test_the_shape_that_was_not_warmed_ends_the_call_in_error_mode(
         forward(layer, 33)
     assert counted("fp8_gemm_nt")[0] == 1.0
     forward(layer, 34)
+
+
+def test_experts_that_were_not_warmed_end_the_call_in_error_mode(
+    vllm_config: Any,
+    device: torch.device,
+    serve: Callable[..., None],
+    counted: Callable[[str], tuple[float, float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """G62, of the grouped GEMM of a layer of experts, run through the layer."""
+    monkeypatch.setattr(vllm_config.kernel_config, "moe_backend", "deep_gemm")
+    workspace.init_workspace_manager(device)
+    sizes = 4, 2, 1408, 256
+    experts = make_experts(vllm_config, device, *sizes, FP8, prefix="cold.experts")
+    monitor.install(GRAPHS)
+    serve("error")
+    # The first of its two weights; the scale of its tokens may take a kernel as well.
+    with pytest.raises(
+        monitor.BuiltAfterReadyError,
+        match=r"^DeepGEMM kernel JIT .* N=512 K=1408 groups=4 rows",
+    ):
+        run_experts(vllm_config, device, experts, 1408, 33)
+    assert counted("m_grouped_fp8_gemm_nt_contiguous")[0] >= 1.0
+    workspace.reset_workspace_manager()
 
 
 def test_what_is_built_before_ready_is_not_reported(

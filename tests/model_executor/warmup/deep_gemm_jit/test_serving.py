@@ -1,5 +1,8 @@
 """Once a layer is warmed, the base's own code that runs it builds nothing."""
 
+import dataclasses
+import json
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,17 +10,22 @@ import pytest
 import torch
 from vllm.model_executor.warmup.deep_gemm_jit.backend import Backend, read_target
 from vllm.model_executor.warmup.deep_gemm_jit.cache import CacheWatch
+from vllm.model_executor.warmup.deep_gemm_jit.left_out import LEFT_OUT
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
+    EntryPoint,
     ExpertRouting,
     GemmSpec,
     HcPrenormSpec,
     RowRange,
+    ScaleLayout,
     SplitRule,
+    TensorLayout,
 )
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
+from vllm.v1.worker import workspace
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
-from ...real_layers import FP8, load, resident_bytes
+from ...real_layers import FP8, load, make_experts, resident_bytes, run_experts
 from .conftest import MakeBatchedExperts
 from .layers import hyper_connected
 from .specs import einsum_spec, grouped_spec, hc_prenorm_spec, masked_spec
@@ -40,6 +48,42 @@ def warmed(vllm_config: Any, monkeypatch: pytest.MonkeyPatch) -> Warmed:
     return warm
 
 
+def project(
+    wo_a: torch.nn.Module, device: torch.device, groups: int, n: int, k: int, rows: int
+) -> None:
+    """Run DeepSeek-V4's output projection as its attention does."""
+    from vllm.models.deepseek_v4.nvidia.ops.o_proj import (
+        compute_fp8_einsum_recipe,
+        deep_gemm_fp8_o_proj,
+    )
+
+    recipe, aligned = compute_fp8_einsum_recipe()
+    output = deep_gemm_fp8_o_proj(
+        torch.empty(rows, groups, k, dtype=torch.bfloat16, device=device),
+        torch.zeros(rows, dtype=torch.int64, device=device),
+        torch.empty(rows, 64, device=device),
+        wo_a,
+        lambda z: z,
+        n_groups=groups,
+        heads_per_group=1,
+        nope_dim=k - 64,
+        rope_dim=64,
+        o_lora_rank=n,
+        einsum_recipe=recipe,
+        tma_aligned_scales=aligned,
+    )
+    assert output.shape == (rows, groups * n)
+
+
+def make_wo_a(
+    linear: MakeLinear, groups: int, n: int, k: int, **given: Any
+) -> torch.nn.Module:
+    """Make and load ``wo_a`` of (groups, N, K)."""
+    wo_a: Any = linear(groups * n, k, FP8, **given)
+    wo_a.is_bmm, wo_a.bmm_batch_size = True, groups
+    return load(wo_a)
+
+
 @pytest.mark.parametrize(
     ("groups", "n", "k", "rows"),
     [
@@ -56,32 +100,82 @@ def test_the_output_projection_of_deepseek_v4(
     k: int,
     rows: list[int],
 ) -> None:
-    from vllm.models.deepseek_v4.nvidia.ops.o_proj import (
-        compute_fp8_einsum_recipe,
-        deep_gemm_fp8_o_proj,
+    wo_a = make_wo_a(linear, groups, n, k)
+    built_since = warmed(torch.nn.ModuleDict({"wo_a": wo_a}), max(rows))
+    for count in rows:
+        project(wo_a, device, groups, n, k, count)
+    assert built_since() == []
+
+
+def test_a_model_with_a_linear_layer_experts_and_an_einsum_is_covered(
+    linear: MakeLinear,
+    vllm_config: Any,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+) -> None:
+    """G03: each entry point is warmed, not reached by this model, or left out."""
+    wrapper = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", wrapper)
+    monkeypatch.setattr(vllm_config.kernel_config, "moe_backend", "deep_gemm")
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_STRICT", "1")
+    path = tmp_path / "report.json"
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_REPORT", str(path))
+    workspace.init_workspace_manager(device)
+    hidden, limit = 640, 512
+    model = torch.nn.ModuleDict(
+        {
+            "proj": load(linear(448, hidden, FP8, prefix="proj")),
+            "wo_a": make_wo_a(linear, 2, 128, 256, prefix="wo_a"),
+            "experts": make_experts(
+                vllm_config, device, 4, 2, hidden, 256, FP8, prefix="experts"
+            ),
+        }
     )
 
-    wo_a = linear(groups * n, k, FP8)
-    wo_a.is_bmm, wo_a.bmm_batch_size = True, groups
-    built_since = warmed(torch.nn.ModuleDict({"wo_a": load(wo_a)}), max(rows))
-    recipe, aligned = compute_fp8_einsum_recipe()
-    for count in rows:
-        output = deep_gemm_fp8_o_proj(
-            torch.empty(count, groups, k, dtype=torch.bfloat16, device=device),
-            torch.zeros(count, dtype=torch.int64, device=device),
-            torch.empty(count, 64, device=device),
-            wo_a,
-            lambda z: z,
-            n_groups=groups,
-            heads_per_group=1,
-            nope_dim=k - 64,
-            rope_dim=64,
-            o_lora_rank=n,
-            einsum_recipe=recipe,
-            tma_aligned_scales=aligned,
-        )
-        assert output.shape == (count, groups * n)
-    assert built_since() == []
+    deep_gemm_warmup(model, limit)
+
+    report = json.loads(path.read_text())
+    coverage = report["coverage"]
+    warmed = {row["entry_point"]: row for row in coverage["entry_points"]}
+    assert set(warmed) == {
+        "fp8_gemm_nt",
+        "m_grouped_fp8_gemm_nt_contiguous",
+        "fp8_einsum",
+    }
+    assert all(row["tally"]["planned"] for row in warmed.values())
+    assert not any(row["tally"]["failed"] for row in warmed.values())
+    assert set(warmed) | set(coverage["unreached"]) == set(EntryPoint)
+    assert report["left_out"] == dict(LEFT_OUT)
+    (einsum,) = (s for s in report["specs"] if s["entry_point"] == "fp8_einsum")
+    assert (einsum["groups"], einsum["n"], einsum["k"]) == (2, 128, 256)
+    assert einsum["weight_scale"]["shape"] == [2, 1, 2]
+
+    watches = [CacheWatch(cache) for cache in read_kernel_caches()]
+    for rows in (1, 17, 64, 300, limit):
+        model["proj"](torch.empty(rows, hidden, dtype=torch.bfloat16, device=device))
+        project(model["wo_a"], device, 2, 128, 256, rows)
+        run_experts(vllm_config, device, model["experts"], hidden, rows)
+    assert [name for watch in watches for name in watch.new_entries()] == []
+    workspace.reset_workspace_manager()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_an_einsum_scale_that_the_library_refuses_is_named(
+    dtype: str, device: torch.device
+) -> None:
+    """G04: a scale of (2, 1, 2) with the recipe (1, 1, 128), which wants 128 rows."""
+    spec = dataclasses.replace(
+        einsum_spec(2, 128, 256, 32),
+        weight_scale=TensorLayout((2, 1, 2), (2, 2, 1), dtype),
+        activation_scale=ScaleLayout.PACKED_UE8M0,
+        recipe=(1, 1, 128),
+    )
+    backend = Backend(device, read_target(device), read_kernel_caches())
+    calls, _ = backend.run(spec, None, every_row=False, listener=lambda *_: None)
+    assert calls
+    assert all("Assertion error" in (call.failure or "") for call in calls)
+    assert not any(call.built for call in calls)
 
 
 def test_the_hyper_connections_of_deepseek_v4(
