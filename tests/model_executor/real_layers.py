@@ -49,7 +49,7 @@ INC = {
 }
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
 
-_HF_CONFIG = {
+_HF_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 256,
@@ -212,6 +212,18 @@ def engine(config: Any, device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+def prepare_to_fork() -> None:
+    """Do once what each rank would do by itself: imports, and a look at the model.
+
+    vLLM looks at a model's class in a process of its own, and keeps what it saw.
+    """
+    from vllm.model_executor.models import ModelRegistry
+
+    quantization_config(FP8)
+    for architecture in _HF_CONFIG["architectures"]:
+        ModelRegistry.models[architecture].inspect_model_cls()
 
 
 def quantization_config(value: dict[str, Any]) -> Any:

@@ -34,7 +34,7 @@ from real_layers import (  # type: ignore[import-not-found]
     make_bf16_layers,
     make_linear,
     one_rank,
-    quantization_config,
+    prepare_to_fork,
 )
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
@@ -121,7 +121,7 @@ def start_ranks(folder: pathlib.Path, options: argparse.Namespace) -> None:
         toolchain.read_facts, search_path=(), fallback=folder / "no" / "cuda"
     )
     load_general_plugins()
-    quantization_config(FP8)  # what it imports, the ranks need not
+    prepare_to_fork()
     children = []
     for rank in range(options.ranks):
         sys.stdout.flush()

@@ -24,7 +24,7 @@ from real_layers import (  # type: ignore[import-not-found]
     load,
     make_linear,
     one_rank,
-    quantization_config,
+    prepare_to_fork,
 )
 
 LIMIT, K = 512, 768
@@ -74,7 +74,7 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     ranks = int(sys.argv[2])
     sizes = [int(size) for size in sys.argv[3:]]
-    quantization_config(FP8)  # what it imports, the ranks need not
+    prepare_to_fork()
     children = []
     for rank in range(ranks):
         child = os.fork()
