@@ -25,7 +25,7 @@ from real_layers import (  # type: ignore[import-not-found]
     load,
     make_linear,
     one_rank,
-    quantization_config,
+    prepare_ranks,
 )
 
 
@@ -63,7 +63,7 @@ def start(folder: pathlib.Path, rank: int, case: dict[str, Any]) -> dict[str, fl
 def main() -> None:
     """Fork the ranks and print what they say."""
     folder, case = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
-    quantization_config(FP8)  # what it imports, the ranks need not
+    prepare_ranks(folder)
     children = []
     for rank in range(case["ranks"]):
         child = os.fork()

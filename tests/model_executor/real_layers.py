@@ -49,7 +49,7 @@ INC = {
 }
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
 
-_HF_CONFIG = {
+_HF_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 256,
