@@ -22,7 +22,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
 )
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
-from ...real_layers import FP8, load, make_linear, resident_bytes
+from ...real_layers import FP8, load, make_experts, make_linear, resident_bytes
 from .specs import gemms, grouped_spec
 
 MIB = 1 << 20
@@ -153,6 +153,31 @@ def test_a_warmup_meets_no_forward_no_other_rank_and_no_connector(
     assert line.startswith("DeepGEMM warmup complete, ")
     assert line.endswith(" s (1 layers, 1 shapes)")
     assert resident_bytes(device) == before
+
+
+def test_a_whole_warmup_takes_little_memory_and_keeps_none(
+    vllm_config: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a vocabulary, whose scores of 65536 rows would be 18.5 GiB, and experts."""
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_STRICT", "1")
+    monkeypatch.setattr(vllm_config.kernel_config, "moe_backend", "deep_gemm")
+    sizes = (16, 2, 1024, 512)
+    model = torch.nn.ModuleDict(
+        {
+            "lm_head": layer_of(vllm_config, device, 151936, 4096),
+            "experts": make_experts(
+                vllm_config, device, *sizes, FP8, prefix="bounds.experts"
+            ),
+        }
+    )
+    held = resident_bytes(device)
+    torch.cuda.reset_peak_memory_stats(device)
+
+    deep_gemm_warmup(model, 65536)
+
+    assert torch.cuda.max_memory_allocated(device) - held <= 256 * MIB
+    assert resident_bytes(device) == held
+    vllm_config.compilation_config.static_forward_context.clear()
 
 
 def test_the_walk_imports_no_model(vllm_config: Any, device: torch.device) -> None:
