@@ -34,6 +34,10 @@ class Proof:
         return " ".join([self.model, *self.options, self.nvcc, self.start])
 
 
+# FlashInfer compiles its module in minutes, for the first that asks.
+FLASHINFER_MODULE = Proof("qwen3-0.6b-fp8", ())
+
+
 class Runs:
     """Runs of the command, two at a time, each with its result or its output.
 
@@ -44,6 +48,11 @@ class Runs:
         self._environ, self.caches, self._folder = environ, caches, folder
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
+
+    @property
+    def flashinfer(self) -> Path:
+        """The folder of FlashInfer's modules, which the runs share."""
+        return self.caches / "flashinfer"
 
     def result(self, proof: Proof, *more: str) -> Result:
         """Run ``proof`` as a user does and return what its ``--json`` holds."""

@@ -1,11 +1,12 @@
 """The table of entry points: a row a case, stock beside ours, from one file."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from vllm_deep_gemm_warmup.proof import cases, run
+from vllm_deep_gemm_warmup.proof import cases, environment, run
 from vllm_deep_gemm_warmup.proof.settings import Settings, UsageError
 
 COMMIT = "0123456789ab"
@@ -86,13 +87,37 @@ def test_a_case_can_count_some_kernels_of_a_run_that_is_run_once(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[[case]]\nname = 'x'", "[[case]]\nname = 'x'\nprove = []", "case = ["],
-    ids=["empty", "no run", "no model", "no TOML"],
+    [
+        "",
+        "[[case]]\nname = 'x'",
+        "[[case]]\nname = 'x'\nprove = []",
+        "case = [",
+        "[[case]]\nname = 'x'\nprove = ['one']\nenvironment = 1",
+        "[[case]]\nname = 'x'\nprove = ['one']\nenvironment = {A = 1}",
+    ],
+    ids=["empty", "no run", "no model", "no TOML", "no table", "no text"],
 )
 def test_a_file_of_another_form_is_refused(file: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(UsageError, match="give each"):
         cases.load(file)
+
+
+def test_a_case_can_set_variables_of_its_servers(file: Path, tmp_path: Path) -> None:
+    file.write_text(TWO.replace('deep_gemm"]', "deep_gemm\"]\nenvironment = {A = '1'}"))
+    first, _ = cases.load(file)
+    assert first.settings is not None
+    assert first.settings.environment == (("A", "1"),)
+    assert first.settings.facts()["environment"] == {"A": "1"}
+    where = environment.caches(first.settings, tmp_path, tmp_path)
+    settings = replace(first.settings, device="real", nvcc="real")
+    served = environment.server_environment(settings, where, {"A": "0", "B": "2"})
+    assert (served["A"], served["B"]) == ("1", "2")
+    rows = {
+        replace(first.settings, stock=side): json.loads(row(first.settings, 0))
+        for side in (True, False)
+    }
+    assert "| `A=1 one --device=h100 " in cases.markdown([first], rows)
 
 
 def test_a_name_that_no_case_has_is_refused(
@@ -108,3 +133,5 @@ def test_the_cases_of_this_repository_name_folders_that_are_there() -> None:
     for case in found:
         if case.settings is not None:
             assert (case.settings.model / "config.json").is_file(), case.name
+        for name in re.findall(r"`(test_\w+\.py)`", case.reason):
+            assert list(FILE.parents[1].rglob(name)), case.name

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .runs import MODELS, Proof, Result, Runs
+from .runs import FLASHINFER_MODULE, MODELS, Proof, Result, Runs
 
 SMALL = "qwen3-0.6b-fp8"
 
@@ -64,7 +64,7 @@ FOLDERS.append(direct(EXPERTS, "--", "--moe-backend=deep_gemm"))
 FOLDERS += [slow_direct("deepseek-v3.2", "--mode=graphs")]
 FOLDERS += [long_direct("glm-5", "--mode=graphs")]
 # Slow: FlashInfer's module alone is four minutes of compiling.
-DEFAULT = [slow(Proof(SMALL, ())), slow(Proof(SMALL, ("--mode=graphs",)))]
+DEFAULT = [slow(FLASHINFER_MODULE), slow(Proof(SMALL, ("--mode=graphs",)))]
 # 64 rows: three classes of rows, a few kernels, each a real Hopper cubin.
 REAL = Proof(SMALL, ("--kernel=deep_gemm", "--max-num-batched-tokens=64"), nvcc="real")
 STOCK = direct(SMALL, "--stock")

@@ -37,7 +37,8 @@ def load(path: Path) -> list[Case]:
 
     Each ``[[case]]`` has a ``name`` and either ``prove``, the arguments of
     `vllm-deep-gemm prove`, in which ``{models}`` is that folder, or the ``reason`` why
-    there is no run; with ``prove`` it can have ``kernels``, see ``Case``.
+    there is no run; with ``prove`` it can have ``kernels``, see ``Case``, and a table
+    ``environment`` of variables for its servers.
 
     Raises:
         UsageError: the file cannot be read, or a case is not of this form.
@@ -45,7 +46,7 @@ def load(path: Path) -> list[Case]:
     try:
         cases = tomllib.loads(path.read_text())["case"]
         return [_case(path.parent, case) for case in cases]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"cases ({path}): {type(error).__name__}: {error}; give each [[case]] a "
             "name, and prove or reason"
@@ -56,7 +57,12 @@ def _case(folder: Path, case: Mapping[str, Any]) -> Case:
     if "reason" in case:
         return Case(case["name"], None, case["reason"])
     model, *options = (word.replace("{models}", str(folder)) for word in case["prove"])
-    settings = parse([str(folder / model), *options])
+    variables = case.get("environment", {})
+    if not all(isinstance(value, str) for value in variables.values()):
+        raise TypeError(f"environment of {case['name']!r}: a value is no string")
+    settings = replace(
+        parse([str(folder / model), *options]), environment=tuple(variables.items())
+    )
     return Case(case["name"], settings, kernels=case.get("kernels", ""))
 
 
@@ -82,7 +88,8 @@ def _command(settings: Settings) -> str:
     if settings.context:
         options.append(f"--context={settings.context}")
     extra = ["--", *settings.extra] if settings.extra else []
-    return " ".join([settings.model.name, *options, *extra])
+    given = [f"{name}={value}" for name, value in settings.environment]
+    return " ".join([*given, settings.model.name, *options, *extra])
 
 
 def markdown(cases: Iterable[Case], rows: Mapping[Settings, Row]) -> str:

@@ -129,6 +129,7 @@ def server_environment(
     Raises:
         UsageError: the stand-in cannot be had as asked for.
     """
+    base_env = dict(base_env) | dict(settings.environment)
     environ = dict(base_env)
     if settings.device != REAL:
         from vllm_deep_gemm_warmup import standin

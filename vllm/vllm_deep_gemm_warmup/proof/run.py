@@ -323,9 +323,12 @@ def table(result: Result) -> str:
     where = "this machine's GPU" if device == REAL else f"stand-in for {device}"
     more = f", prompts of {facts['context']}" if facts["context"] else ""
     more += f", {facts['batch']} together" if facts["batch"] else ""
+    given = (f"{name}={value}" for name, value in facts["environment"].items())
     layers = "not reported by stock" if facts["stock"] else "no report"
     rows = {
-        "model": f"{facts['model']}, {' '.join(facts['extra'])}".rstrip(", "),
+        "model": f"{facts['model']}, {' '.join([*given, *facts['extra']])}".rstrip(
+            ", "
+        ),
         "base": f"vllm {result.base}, {side}, commit {result.commit}",
         "device": f"{where}, tensor parallel {facts['tp']}, {facts['pp']} stages",
         "mode": f"{facts['mode']}, runner {facts['runner']}, kernel {facts['kernel']}, "

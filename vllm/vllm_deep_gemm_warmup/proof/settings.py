@@ -27,7 +27,8 @@ class Settings:
     ``limit`` is ``--max-num-batched-tokens`` (rows). Beside the workload's requests go
     prompts of ``context`` tokens and ``batch`` prompts at the same time (0: none).
     Timeouts are in seconds. ``vllm`` is the command that takes ``serve MODEL_DIR ...``;
-    ``extra`` is appended to it.
+    ``extra`` is appended to it. ``environment`` are variables for the server, (name,
+    value) each.
     """
 
     model: Path
@@ -50,6 +51,7 @@ class Settings:
     request_timeout: float = 900.0
     vllm: tuple[str, ...] = (sys.executable, "-m", "vllm.entrypoints.cli.main")
     extra: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def side(self) -> str:
@@ -58,7 +60,11 @@ class Settings:
 
     def facts(self) -> dict[str, Any]:
         """Return the settings that decide on the result, as JSON values."""
-        values = asdict(self) | {"model": self.model.name, "extra": list(self.extra)}
+        values = asdict(self) | {
+            "model": self.model.name,
+            "extra": list(self.extra),
+            "environment": dict(self.environment),
+        }
         dropped = (
             "keep_cache", "other_caches", "json", "log", "vllm",
             "start_timeout", "request_timeout",

@@ -35,6 +35,7 @@ def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
         "target": str(target),
         "first": [name for call in first for name in call.built],
         "second": [name for call in second for name in call.built],
+        "last_new": max((call.rows for call in first if call.built), default=0),
         "failures": [
             *(call.failure for call in (*first, *second) if call.failure),
             *first_left,

@@ -178,6 +178,17 @@ def test_both_weights_of_batched_experts_are_described(
         assert plan.weights[spec] is not None
 
 
+def test_ranks_that_join_expect_no_more_rows_of_an_expert(
+    batched_experts: MakeBatchedExperts,
+) -> None:
+    """Elastic EP on NIXL does not warm up again: every rank brings experts as well."""
+    plans = [
+        make_plan(torch.nn.ModuleList([runner]), LIMIT)
+        for runner in (batched_experts(HIDDEN, WIDTH, LIMIT, n) for n in (2, 4, 16))
+    ]
+    assert len({spec.rows for plan in plans for spec in masked_specs(plan)}) == 1
+
+
 @pytest.mark.parametrize(
     ("limit", "ranks", "rows"),
     [(1, 2, RowRange(2, 2)), (8, 4, RowRange(16, 16)), (LIMIT, 1, RowRange(96, 96))],

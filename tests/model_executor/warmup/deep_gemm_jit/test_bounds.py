@@ -24,7 +24,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm_deep_gemm_warmup import standin
 
-from ...real_layers import FP8, load, make_linear
+from ...real_layers import FP8, load, make_experts, make_linear, resident_bytes
 from .conftest import Fresh
 from .specs import gemms, grouped_spec
 
@@ -169,6 +169,31 @@ def test_a_warmup_meets_no_forward_no_other_rank_no_cache_and_no_connector(
     # kv_b_proj, as a layer and for the attention that runs it, both weights of the
     # experts, and the projection.
     assert closing.endswith("(5 layers, 4 shapes)"), closing
+
+
+def test_a_whole_warmup_takes_little_memory_and_keeps_none(
+    vllm_config: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a vocabulary, whose scores of 65536 rows would be 18.5 GiB, and experts."""
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_STRICT", "1")
+    monkeypatch.setattr(vllm_config.kernel_config, "moe_backend", "deep_gemm")
+    sizes = (16, 2, 1024, 512)
+    model = torch.nn.ModuleDict(
+        {
+            "lm_head": layer_of(vllm_config, device, 151936, 4096),
+            "experts": make_experts(
+                vllm_config, device, *sizes, FP8, prefix="bounds.experts"
+            ),
+        }
+    )
+    held = resident_bytes(device)
+    torch.cuda.reset_peak_memory_stats(device)
+
+    deep_gemm_warmup(model, 65536)
+
+    assert torch.cuda.max_memory_allocated(device) - held <= 256 * MIB
+    assert resident_bytes(device) == held
+    vllm_config.compilation_config.static_forward_context.clear()
 
 
 def test_an_encoder_has_more_rows_than_a_step(

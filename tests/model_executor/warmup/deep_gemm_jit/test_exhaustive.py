@@ -142,13 +142,18 @@ def cases(names: Iterable[str]) -> list[Case]:
     ]
 
 
-def expert_cases(sms: int, limit: int, *, counted: bool = False) -> list[Case]:
-    """Return a case for each weight of experts, and for up to ``limit`` tokens."""
-    routing = ExpertRouting(top_k=8, prefix_sum=True, counted=counted)
+def expert_cases(
+    sms: int, limit: int, *, counted: bool = False, prefix_sum: bool = True
+) -> list[Case]:
+    """Return a case for each weight of experts, and for up to ``limit`` tokens.
+
+    Without prefix sums, as SwiGLU-Step's experts: an id for each row.
+    """
+    routing = ExpertRouting(top_k=8, prefix_sum=prefix_sum, counted=counted)
     rows = RowRange(1, limit)
     return [
         Case(
-            f"{name} counted" if counted else name,
+            f"{name}, {routing}",
             grouped_spec(
                 n, k, groups, rows=rows, activation_scale=layout, routing=routing
             ),
@@ -179,6 +184,19 @@ def context_cases() -> list[Case]:
     kernel = (513, PLAIN[1])
     return [
         linear_case("DeepSeek-V3 TP8 kv_b", kernel, 65536, sms) for sms in SM_COUNTS
+    ]
+
+
+def encoder_cases(sms: int) -> list[Case]:
+    """An encoder's rows, up to the most that it is warmed for, by either kernel."""
+    return [
+        Case(
+            f"encoder N={n} from {first}",
+            linear_spec(n, 1024, rows=RowRange(first, 65536), activation_scale=layout),
+            sms,
+        )
+        for n in (128, 512, 576, 1152, 2048)
+        for first, layout in (PLAIN, WRAPPER)
     ]
 
 
@@ -221,11 +239,16 @@ FEW = [
     *batched_expert_cases(["Qwen3-235B EP8 w13", "one expert"], 132),
     *hyper_connection_cases(1000)[:2],
     *expert_cases(132, 1000, counted=True)[:1],
+    *expert_cases(132, 1000, prefix_sum=False)[1:2],
 ]
 ALL = [
     *cases(SHAPES),
-    *expert_cases(132, 8192),
-    *expert_cases(78, 1000),
+    *(
+        case
+        for sms in (132, 78)
+        for prefix_sum in (True, False)
+        for case in expert_cases(sms, 8192, prefix_sum=prefix_sum)
+    ),
     # The tokens of eight ranks.
     *expert_cases(132, 8 * 8192, counted=True),
     *expert_cases(78, 1000, counted=True),
@@ -332,6 +355,34 @@ def test_hyper_connections_split_by_another_device_s_sm_count(
     for result in results:
         assert result["failures"] == result["second"] == [], result["name"]
         assert result["first"], result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep_first", [False, True], ids=["missing", "unneeded"])
+@pytest.mark.parametrize("sms", [132, 78])
+def test_the_rows_of_an_encoder_end_where_no_kernel_is_new(
+    sms: int,
+    sweep_first: bool,
+    fake_nvcc_environment: dict[str, str],
+    tmp_path: pathlib.Path,
+) -> None:
+    """``engine.py`` names 33793 rows, and warms up to 65536."""
+    wanted = encoder_cases(sms)
+    results = sweep(
+        wanted,
+        sweep_first=sweep_first,
+        environ=fake_nvcc_environment,
+        cache=tmp_path,
+    )
+    for case, result in zip(wanted, results, strict=True):
+        assert result["failures"] == result["second"] == [], case.name
+        assert result["first"], case.name
+    if sweep_first:
+        last = {
+            case.name: r["last_new"] for case, r in zip(wanted, results, strict=True)
+        }
+        assert max(last.values()) <= 33793, last
+        assert last["encoder N=128 from 1"] == {132: 33793, 78: 9985}[sms]
 
 
 def test_the_sm_count_is_the_device_s_own(

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from vllm.model_executor.warmup.deep_gemm_jit.backend import Backend, read_target
 from vllm.model_executor.warmup.deep_gemm_jit.cache import CacheWatch
 from vllm.model_executor.warmup.deep_gemm_jit.left_out import LEFT_OUT
+from vllm.model_executor.warmup.deep_gemm_jit.plan import make_plan
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
     ExpertRouting,
@@ -28,7 +30,13 @@ from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 from ...real_layers import FP8, load, make_experts, resident_bytes, run_experts
 from .conftest import MakeBatchedExperts
 from .layers import hyper_connected
-from .specs import einsum_spec, grouped_spec, hc_prenorm_spec, masked_spec
+from .specs import (
+    einsum_spec,
+    grouped_spec,
+    hc_prenorm_spec,
+    linear_spec,
+    masked_spec,
+)
 
 MakeLinear = Callable[..., torch.nn.Module]
 Warmed = Callable[[torch.nn.Module, int], Callable[[], list[str]]]
@@ -85,10 +93,11 @@ def make_wo_a(
 
 
 @pytest.mark.parametrize(
-    ("groups", "n", "k", "rows"),
+    ("groups", "n", "k", "rows", "workers"),
     [
-        pytest.param(2, 128, 256, [1, 18, 32], id="G04"),
-        pytest.param(4, 1024, 4096, [5908, 7241, 10349, 6109, 2125, 1999], id="G05"),
+        pytest.param(2, 128, 256, [1, 18, 32], 0, id="G04"),
+        pytest.param(4, 1024, 4096, [5908, 7241, 10349, 6109, 2125, 1999], 0, id="G05"),
+        pytest.param(3, 128, 512, [*range(1, 128)], 2, id="found and built apart"),
     ],
 )
 def test_the_output_projection_of_deepseek_v4(
@@ -99,7 +108,10 @@ def test_the_output_projection_of_deepseek_v4(
     n: int,
     k: int,
     rows: list[int],
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_WORKERS", str(workers))
     wo_a = make_wo_a(linear, groups, n, k)
     built_since = warmed(torch.nn.ModuleDict({"wo_a": wo_a}), max(rows))
     for count in rows:
@@ -261,9 +273,118 @@ def test_batched_experts_with_redundant_ones(
     assert built_since() == []
 
 
+@pytest.fixture
+def experts(
+    vllm_config: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int, int, int], Any]]:
+    """Make experts on DeepGEMM: how many, hidden size, width; two for each token."""
+    monkeypatch.setattr(vllm_config.kernel_config, "moe_backend", "deep_gemm")
+
+    def make(count: int, hidden: int, width: int) -> Any:
+        name = f"served.{count}x{hidden}x{width}.experts"
+        return make_experts(
+            vllm_config, device, count, 2, hidden, width, FP8, prefix=name
+        )
+
+    yield make
+    vllm_config.compilation_config.static_forward_context.clear()
+
+
+def apply_experts(
+    runner: Any, tokens: int, counts: list[int] | None, device: torch.device
+) -> None:
+    """Run the base's ``DeepGemmExperts`` on tokens, with each expert's count or not."""
+    from vllm.model_executor.layers.fused_moe.modular_kernel import (
+        ExpertTokensMetadata,
+    )
+
+    routed = runner.routed_experts
+    experts = runner._quant_method.moe_kernel.impl.fused_experts.experts
+    local, hidden, width = routed.w2_weight.shape
+    metadata = (
+        None
+        if counts is None
+        else ExpertTokensMetadata.make_from_list(counts, device=str(device))
+    )
+    shapes = experts.workspace_shapes(
+        tokens, 2 * width, hidden, 2, local, local, metadata, routed.activation
+    )
+    workspaces = [
+        torch.empty(shape, dtype=torch.bfloat16, device=device) for shape in shapes
+    ]
+    experts.apply(
+        workspaces[2],
+        torch.empty(tokens, hidden, dtype=torch.float8_e4m3fn, device=device),
+        routed.w13_weight,
+        routed.w2_weight,
+        torch.empty(tokens, 2, device=device),
+        torch.zeros(tokens, 2, dtype=torch.int64, device=device),
+        routed.activation,
+        local,
+        None,
+        torch.zeros(tokens, hidden // 128, device=device),
+        None,
+        workspaces[0],
+        workspaces[1],
+        metadata,
+        False,
+    )
+
+
+def test_experts_whose_tokens_the_host_has_counted(
+    experts: Callable[[int, int, int], Any],
+    warmed: Warmed,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DeepEP's counts: every number of full blocks that its tokens can give."""
+    limit, count = 600, 6
+    runner = experts(count, 640, 384)
+    kernel = runner._quant_method.moe_kernel.impl
+    # DeepEP is not installed here; the class of the sender decides.
+    sender = type("DeepEPHTPrepareAndFinalize", (type(kernel.prepare_finalize),), {})
+    monkeypatch.setattr(kernel, "prepare_finalize", sender())
+    built_since = warmed(torch.nn.ModuleList([runner]), limit)
+    for tokens in range(1, limit + 1, 9):
+        # All to two experts, or as evenly as it goes.
+        apply_experts(runner, tokens, [tokens, tokens, 0, 0, 0, 0], device)
+        share, rest = divmod(2 * tokens, count)
+        even = [share + (number < rest) for number in range(count)]
+        apply_experts(runner, tokens, even, device)
+    assert built_since() == []
+
+
+def test_experts_get_the_tokens_of_all_data_parallel_ranks(
+    experts: Callable[[int, int, int], Any],
+    warmed: Warmed,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Elastic EP's ranks, which join: vLLM warms up again, and there is more to build.
+
+    Each brings a whole step of its own.
+    """
+    limit, ranks = 96, 8
+    runner = experts(8, 768, 640)
+    model = torch.nn.ModuleList([runner])
+    warmed(model, limit)
+
+    group = types.SimpleNamespace(world_size=ranks, rank_in_group=0)
+    monkeypatch.setattr("vllm.distributed.parallel_state.get_dp_group", lambda: group)
+    rows = {spec.rows for spec in make_plan(model, limit).specs}
+    assert rows == {RowRange(1, limit * ranks)}
+    built_since = warmed(model, limit)
+    for tokens in range(1, limit * ranks + 1, 5):
+        apply_experts(runner, tokens, None, device)
+    assert built_since() == []
+
+
 MEGABYTES = 1 << 20
 EXPERTS = ExpertRouting(top_k=8, prefix_sum=True)
 LARGE: list[GemmSpec | HcPrenormSpec] = [
+    # The `lm_head` of Qwen3-8B.
+    linear_spec(151936, 4096, rows=RowRange(1, 8192)),
+    linear_spec(151936, 4096, rows=RowRange(1, 65536)),
     einsum_spec(16, 1024, 4096, 65536),
     masked_spec(4096, 7168, 32, 65536),
     hc_prenorm_spec(28672, 65536, SplitRule.BUCKETED),
@@ -271,13 +392,17 @@ LARGE: list[GemmSpec | HcPrenormSpec] = [
 ]
 
 
-@pytest.mark.parametrize("spec", LARGE, ids=lambda spec: spec.entry_point)
-@pytest.mark.parametrize("freed", [False, True], ids=["loaded", "freed"])
+@pytest.mark.parametrize("spec", LARGE, ids=lambda spec: f"{spec.entry_point} {spec.k}")
+@pytest.mark.parametrize("state", ["loaded", "freed", "moved"])
 def test_memory_does_not_grow_with_the_layer_or_the_limit(
-    spec: GemmSpec | HcPrenormSpec, freed: bool, device: torch.device
+    spec: GemmSpec | HcPrenormSpec, state: str, device: torch.device
 ) -> None:
     """At most 256 MiB above what the layer holds, and none of it stays."""
-    weights = None if freed else weights_of(spec, device)
+    at = torch.device("cpu") if state == "moved" else device
+    weights = weights_of(spec, at)
+    if state == "freed":
+        for tensor in weights:
+            tensor.untyped_storage().resize_(0)
     backend = Backend(device, read_target(device), read_kernel_caches())
     held = resident_bytes(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -287,6 +412,44 @@ def test_memory_does_not_grow_with_the_layer_or_the_limit(
     peak = torch.cuda.max_memory_allocated(device) - held
     assert peak <= 256 * MEGABYTES
     assert resident_bytes(device) == held
+
+
+def test_weights_that_cannot_stand_in_cheaply_are_a_row_and_no_gigabyte(
+    device: torch.device,
+) -> None:
+    """An einsum reads the weights of every group, here 1 GiB that were freed."""
+    spec = einsum_spec(64, 4096, 4096, 512)
+    weights = weights_of(spec, torch.device("cpu"))
+    backend = Backend(device, read_target(device), read_kernel_caches())
+    held = resident_bytes(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    (call,), left = backend.run(
+        spec, weights, every_row=False, listener=lambda *_: None
+    )
+    assert torch.cuda.max_memory_allocated(device) == held
+    assert left == []
+    assert call.failure is not None
+    assert "weights are not on the device" in call.failure
+    assert "needs 1024 MiB, more than a warmup may take" in call.failure
+
+
+@pytest.mark.parametrize("entry_point", ["linear", "experts"])
+def test_a_driver_that_refuses_both_forms_costs_no_gigabyte(
+    entry_point: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_GPU_REFUSE_OVERLAP", "1")
+    spec = (
+        linear_spec(151936, 4096)
+        if entry_point == "linear"
+        else grouped_spec(4096, 7168, 32)
+    )
+    backend = Backend(device, read_target(device), read_kernel_caches())
+    held = resident_bytes(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    calls, _ = backend.run(spec, None, every_row=False, listener=lambda *_: None)
+    assert calls[0].failure is not None
+    assert "weights are not on the device" in calls[0].failure
+    assert torch.cuda.max_memory_allocated(device) - held <= 256 * MEGABYTES
 
 
 @pytest.mark.parametrize("refused_first", [True, False])
@@ -319,7 +482,7 @@ def weights_of(
     """What a layer with ``spec`` holds."""
     if isinstance(spec, HcPrenormSpec):
         return (torch.empty(spec.n, spec.k, device=device),)
-    shape = spec.groups, spec.n, spec.k
+    shape = (spec.groups, spec.n, spec.k)[-len(spec.weight_scale.shape) :]
     return (
         torch.empty(shape, dtype=torch.float8_e4m3fn, device=device),
         torch.empty(spec.weight_scale.shape, device=device),

@@ -15,11 +15,13 @@ from .cache import CacheWatch
 from .calls import Call, describe_failure
 from .entry_points import STRATEGIES, Shape, Strategy
 from .kernels import Kernel
+from .operands import dense_substitute_bytes
 from .provider import Weights
 from .ready import Ready
-from .spec import EntryPoint, Spec, Target
+from .spec import EntryPoint, GemmSpec, Spec, Target
 
-# For A and D where a driver refuses rows that overlap: of the free memory, and bytes.
+# For what is dense, such as A and D where a driver refuses rows that overlap: of the
+# free memory, and bytes.
 _DENSE_SHARE = 0.5
 _DENSE_BYTES = 224 << 20
 # Neighbouring row counts share a kernel, and one kernel that does not build is not
@@ -200,16 +202,38 @@ class Backend:
         overlapping = strategy.takes_strided_rows and self._rows_may_overlap(
             spec, shapes, weights
         )
+        budget = self._budget(spec, weights, overlapping=overlapping)
         if not overlapping:
-            # The spec before left its rows in PyTorch's cache, where they are not free.
-            torch.cuda.empty_cache()
-            free, _ = torch.cuda.mem_get_info(self._device)
-            budget = min(int(free * _DENSE_SHARE), _DENSE_BYTES)
             limit = budget // strategy.dense_bytes(spec)
             max_rows = min(max_rows, max(1, limit))
         return _Caller.allocate(
             spec, max_rows, weights, self._device, overlapping=overlapping
         )
+
+    def _budget(self, spec: Spec, weights: Weights | None, *, overlapping: bool) -> int:
+        """Return the bytes for rows that are dense, beside weights that stand in.
+
+        Raises:
+            RuntimeError: Those weights alone need more.
+
+        """
+        strategy, needed = STRATEGIES[spec.entry_point], 0
+        if isinstance(spec, GemmSpec) and (
+            strategy.reads_every_weight or not overlapping
+        ):
+            needed = dense_substitute_bytes(spec, weights, self._device)
+        if overlapping and not needed:
+            return _DENSE_BYTES
+        # The spec before left its rows in PyTorch's cache, where they are not free.
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        budget = min(int(free * _DENSE_SHARE), _DENSE_BYTES)
+        if needed > budget:
+            raise RuntimeError(
+                "the layer's weights are not on the device, and what stands in for "
+                f"them {_describe_excess(needed)}"
+            )
+        return budget - needed
 
     def _rows_may_overlap(
         self, spec: Spec, shapes: Sequence[Shape], weights: Weights | None
@@ -232,6 +256,7 @@ class Backend:
     def _works(
         self, spec: Spec, shape: Shape, weights: Weights | None, *, overlapping: bool
     ) -> bool:
+        self._budget(spec, weights, overlapping=overlapping)
         caller = _Caller.allocate(
             spec, shape.rows, weights, self._device, overlapping=overlapping
         )
@@ -269,8 +294,7 @@ class _Caller:
     def call(self, shape: Shape) -> str | None:
         """Make one call and return why it failed, or None."""
         if shape.rows > self.max_rows:
-            needed = shape.rows * self.strategy.dense_bytes(self.spec) >> 20
-            return f"needs {needed} MiB, more than a warmup may take"
+            return _describe_excess(shape.rows * self.strategy.dense_bytes(self.spec))
         try:
             self.strategy.call(self.operands, shape)
         # Engine start: DeepGEMM raises RuntimeError, FlashInfer's build also
@@ -278,6 +302,10 @@ class _Caller:
         except Exception as error:
             return describe_failure(error)
         return None
+
+
+def _describe_excess(needed: int) -> str:
+    return f"needs {needed >> 20} MiB, more than a warmup may take"
 
 
 def _failed(

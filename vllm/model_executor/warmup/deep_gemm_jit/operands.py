@@ -177,10 +177,22 @@ def choose_weights(
             weights of a group only the first is read.
 
     """
-    if weights is not None and all(is_usable(tensor, device) for tensor in weights):
+    if _are_usable(weights, device):
+        assert weights is not None
         weight, weight_scale = weights
         return weight, weight_scale
     return _substitute_weights(spec, device, overlapping)
+
+
+def dense_substitute_bytes(
+    spec: GemmSpec, weights: Weights | None, device: torch.device
+) -> int:
+    """Return the bytes of what ``choose_weights`` makes where rows may not overlap."""
+    return 0 if _are_usable(weights, device) else spec.groups * spec.n * spec.k
+
+
+def _are_usable(weights: Weights | None, device: torch.device) -> bool:
+    return weights is not None and all(is_usable(tensor, device) for tensor in weights)
 
 
 def is_usable(tensor: torch.Tensor, device: torch.device) -> bool:

@@ -69,6 +69,8 @@ class EinsumOperands:
 class Einsum(Strategy[EinsumSpec, Shape, EinsumOperands]):
     """DeepGEMM's ``fp8_einsum``: its kernels change with the row count b."""
 
+    reads_every_weight = True
+
     def shapes(
         self, spec: EinsumSpec, target: Target, *, every_row: bool
     ) -> list[Shape]:
@@ -84,7 +86,6 @@ class Einsum(Strategy[EinsumSpec, Shape, EinsumOperands]):
         *,
         overlapping: bool,
     ) -> EinsumOperands:
-        # It reads the weights of every group.
         weight, weight_scale = choose_weights(spec, weights, device, overlapping=False)
         steps = max_rows * spec.groups - 1
         strides = (TMA_BYTES, TMA_BYTES // 2) if overlapping else (spec.k, spec.n)

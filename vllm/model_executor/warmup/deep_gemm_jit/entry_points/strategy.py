@@ -30,12 +30,15 @@ class Strategy(abc.ABC, Generic[SpecT, ShapeT, OperandsT]):
     Attributes:
         takes_strided_rows: The function takes rows at any stride, so that those of
             the operands may overlap.
+        reads_every_weight: What stands in for a layer's weights is dense even where
+            rows overlap.
         in_deep_gemm_cache: Its kernels are entries of DeepGEMM's cache, so that they
             can be found and built by other processes.
 
     """
 
     takes_strided_rows: ClassVar[bool] = True
+    reads_every_weight: ClassVar[bool] = False
     in_deep_gemm_cache: ClassVar[bool] = True
 
     @abc.abstractmethod
