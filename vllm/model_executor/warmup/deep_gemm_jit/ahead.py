@@ -57,12 +57,15 @@ class Ahead:
 
     def add(self, specs: Iterable[Spec]) -> None:
         """Have the kernels of specs built, where they are not there yet."""
+        from .entry_points import STRATEGIES
         from .ready import find_full
 
         for spec in specs:
             if spec in self._seen:
                 continue
             self._seen.add(spec)
+            if not STRATEGIES[spec.entry_point].in_deep_gemm_cache:
+                continue
             begun = self.work.session is not None
             if begun or find_full([spec], self.work.config) is None:
                 self.work.begin().add_spec(json_of(spec))
@@ -210,11 +213,9 @@ def _specs_in_forward_context(max_tokens: int) -> list[Spec]:
     """
     from vllm.forward_context import get_forward_context, is_forward_context_available
 
-    from .entry_points import STRATEGIES
     from .plan import plan_layers
 
     if not is_forward_context_available():
         return []
     layers = get_forward_context().no_compile_layers
-    plan = plan_layers(layers.items(), max_tokens)
-    return [s for s in plan.specs if STRATEGIES[s.entry_point].in_deep_gemm_cache]
+    return list(plan_layers(layers.items(), max_tokens).specs)
