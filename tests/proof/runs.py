@@ -35,10 +35,13 @@ class Proof:
 
 
 class Runs:
-    """Runs of the command, two at a time, each with its result or its output."""
+    """Runs of the command, two at a time, each with its result or its output.
+
+    ``caches`` are what they share; no DeepGEMM kernel is in them.
+    """
 
     def __init__(self, environ: Mapping[str, str], caches: Path, folder: Path) -> None:
-        self._environ, self._caches, self._folder = environ, caches, folder
+        self._environ, self.caches, self._folder = environ, caches, folder
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
 
@@ -49,7 +52,7 @@ class Runs:
         command = [
             sys.executable, "-m", "vllm_deep_gemm_warmup.proof.run",
             str(MODELS / proof.model), f"--nvcc={proof.nvcc}", f"--json={path}",
-            f"--other-caches={self._caches}", *more, *proof.options,
+            f"--other-caches={self.caches}", *more, *proof.options,
         ]  # fmt: skip
         environ = dict(self._environ) | {"VLLM_WORKER_MULTIPROC_METHOD": proof.start}
         with subprocess.Popen(
