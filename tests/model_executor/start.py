@@ -8,9 +8,9 @@ tensor-parallel group, as vLLM starts its workers, on a machine where no CUDA to
 to be found; each constructs the layers and ends.
 
 Prints JSON: the kernel that each layer got, which are stamped, what of the library was
-imported, what was logged as a warning, what by the warmup, and what a forward raised. A
-process of its own, because vLLM and DeepGEMM settle on their device, compiler and
-switches once.
+imported, what was logged until the layers were loaded, what as a warning, what by the
+warmup, and what a forward raised. A process of its own, because vLLM and DeepGEMM
+settle on their device, compiler and switches once.
 """
 
 import argparse
@@ -92,11 +92,13 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
         ]
         plain = make_bf16_layers(config, device) if options.bf16 else []
         said = len(log.records)
+        constructed = [line for line in log.lines(logging.INFO) if "DeepGEMM" in line]
         # As kernel_warmup does; its question imports the library.
         if options.bf16 or deep_gemm_utils.is_deep_gemm_supported():
             deep_gemm_warmup(torch.nn.ModuleList([*layers, *plain]), LIMIT)
         return {
             "progress": log.progress(),
+            "constructed": constructed,
             "imported": [name for name in LIBRARY if name in sys.modules],
             "said": log.lines(logging.NOTSET)[said:],
             "forward": [forward(layer, device) for layer in layers],
@@ -121,6 +123,9 @@ def start_ranks(folder: pathlib.Path, options: argparse.Namespace) -> None:
         toolchain.read_facts, search_path=(), fallback=folder / "no" / "cuda"
     )
     load_general_plugins()
+    logger = logging.getLogger("vllm")
+    logger.handlers = [logging.StreamHandler()]
+    logger.setLevel(logging.INFO)
     quantization_config(FP8)  # what it imports, the ranks need not
     children = []
     for rank in range(options.ranks):
