@@ -44,6 +44,7 @@ def few_rows(n: int) -> GemmSpec:
     )
 
 
+@pytest.mark.usefixtures("one_engine")
 def test_what_another_rank_compiles_is_waited_for(
     device: torch.device, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
