@@ -11,9 +11,10 @@ tensor-parallel group, as vLLM starts its workers, on a machine where no CUDA to
 to be found; each constructs the layers and ends.
 
 Prints JSON: the kernel that each layer got, which are stamped, what of the library was
-imported, what of the base's models after the warmup, what was logged as a warning, what
-by the warmup, and what a forward raised. A process of its own, because vLLM and
-DeepGEMM settle on their device, compiler and switches once.
+imported, what of the base's models after the warmup, what was logged until the layers
+were loaded, what as a warning, what by the warmup, and what a forward raised. A process
+of its own, because vLLM and DeepGEMM settle on their device, compiler and switches
+once.
 """
 
 import argparse
@@ -142,6 +143,7 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
         extra = [make_projection(config, device)] if options.einsum else []
         plain = make_bf16_layers(config, device) if options.bf16 else []
         said = len(log.records)
+        constructed = [line for line in log.lines(logging.INFO) if "DeepGEMM" in line]
         if options.forget:
             for name in models():
                 del sys.modules[name]
@@ -154,6 +156,7 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
             "einsum": [serve(layer, device) for layer in extra],
             "models": models(),
             "capability": torch.cuda.get_device_capability(device),
+            "constructed": constructed,
             "imported": [name for name in LIBRARY if name in sys.modules],
             "said": log.lines(logging.NOTSET)[said:],
             "forward": [forward(layer, options.limit, device) for layer in layers],
@@ -178,6 +181,9 @@ def start_ranks(folder: pathlib.Path, options: argparse.Namespace) -> None:
         toolchain.read_facts, search_path=(), fallback=folder / "no" / "cuda"
     )
     load_general_plugins()
+    logger = logging.getLogger("vllm")
+    logger.handlers = [logging.StreamHandler()]
+    logger.setLevel(logging.INFO)
     prepare_ranks(folder)
     children = []
     for rank in range(options.ranks):

@@ -443,6 +443,7 @@ def test_a_loader_that_bypasses_the_hook_is_named(
     )
     (unregistered,) = plan.select(Unregistered)
     assert unregistered.name == "bypassed"
+    assert unregistered.entry_points == (EntryPoint.FP8_GEMM_NT,)
     assert "process_weights_after_loading did not run" in unregistered.reason
     assert "block scale (16, 1, 16, 1) is not a matrix" in unregistered.reason
 

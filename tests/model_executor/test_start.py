@@ -193,6 +193,27 @@ def test_eight_ranks_without_a_toolkit_say_so_once(environ: dict[str, str]) -> N
     assert "Traceback" not in output
 
 
+TOOLCHAIN = re.compile(
+    r"DeepGEMM toolchain: release 2\.8\.1 needs nvcc 12\.9 or newer, CUDA headers of "
+    r"the same release and a C\+\+ compiler \(g\+\+\); found nvcc 13\.0 at "
+    r"\S+/bin/nvcc \(CUDA_HOME\), headers (not seen|13\.0), C\+\+ compiler \S+/g\+\+$"
+)
+
+
+@pytest.mark.slow
+def test_eight_ranks_say_once_what_they_compile_with(environ: dict[str, str]) -> None:
+    posed = standin_environment("h100", 8, base_env=environ, over_real_driver=True)
+    output = run(posed, "--ranks", 8, 256)
+    (line,) = [line for line in output.splitlines() if "DeepGEMM toolchain" in line]
+    assert TOOLCHAIN.search(line), line
+
+
+def test_what_is_compiled_with_is_said_before_the_load(environ: dict[str, str]) -> None:
+    said = start(environ, 256, 512)["constructed"]
+    (line,) = [line for line in said if "DeepGEMM toolchain" in line]
+    assert TOOLCHAIN.search(line), line
+
+
 def test_a_model_without_fp8_layers_never_meets_the_library(
     environ: dict[str, str], tmp_path: pathlib.Path
 ) -> None:

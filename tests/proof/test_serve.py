@@ -5,14 +5,21 @@ two at a time beside the other tests; a test waits for its own.
 """
 
 import json
-from collections.abc import Callable
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_deep_gemm_warmup import kernel_caches, standin, toolchain
+from vllm_deep_gemm_warmup.proof import fake_nvcc
 
 from .runs import FLASHINFER_MODULE, MODELS, Proof, Result, Runs
 
+# Ranks that load and warm up layers, without a server.
+BEGIN = MODELS.parent / "model_executor/warmup/deep_gemm_jit/begin.py"
 SMALL = "qwen3-0.6b-fp8"
 
 
@@ -65,6 +72,8 @@ FOLDERS += [slow_direct("deepseek-v3.2", "--mode=graphs")]
 FOLDERS += [long_direct("glm-5", "--mode=graphs")]
 # Slow: FlashInfer's module alone is four minutes of compiling.
 DEFAULT = [slow(FLASHINFER_MODULE), slow(Proof(SMALL, ("--mode=graphs",)))]
+# Two ranks, of which one compiles each of FlashInfer's kernels.
+DEFAULT.append(pytest.param(Proof(SMALL, ("--tp=2",)), marks=pytest.mark.long))
 # 64 rows: three classes of rows, a few kernels, each a real Hopper cubin.
 REAL = Proof(SMALL, ("--kernel=deep_gemm", "--max-num-batched-tokens=64"), nvcc="real")
 STOCK = direct(SMALL, "--stock")
@@ -97,6 +106,18 @@ SPECULATIVE.append(
         '--speculative-config={"method": "mtp", "num_speculative_tokens": 1}',
     )
 )
+# Its `fc` and its wider first projection have shapes of their own.
+EAGLE3 = MODELS / "drafters" / "eagle3-llama-3-8b-fp8"
+SPECULATIVE.append(
+    long_direct(
+        "llama-3-8b-modelopt",
+        "--",
+        "--speculative-config="
+        + json.dumps(
+            {"method": "eagle3", "model": str(EAGLE3), "num_speculative_tokens": 2}
+        ),
+    )
+)
 
 
 def check(result: Result, more: int = 0) -> None:
@@ -116,6 +137,48 @@ def test_flashinfer_kernels_are_counted_apart(
     check(result)
     assert result["flashinfer_before"] > 0
     assert result["flashinfer_after"] == []
+
+
+@pytest.mark.parametrize("proof", DEFAULT[:1], ids=str)
+def test_two_ranks_compile_each_of_flashinfer_s_kernels_once(
+    proof: Proof,
+    result_of: Callable[[Proof], Result],
+    runs: Runs,
+    bare_environment: Mapping[str, str],
+    tmp_path: Path,
+) -> None:
+    """Counted by the compiler itself; the module is there from the run before."""
+    result_of(proof)
+    ours, counting = fake_nvcc.install(tmp_path / "fake"), tmp_path / "nvcc"
+    counting.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *-cubin*) echo $$ >> {tmp_path}/compiled;; esac\n'
+        f'exec {shlex.quote(str(ours))} "$@"\n'
+    )
+    counting.chmod(0o755)
+    environ = standin.environment("h100", 2, base_env=bare_environment)
+    environ |= {
+        **toolchain.variables(toolchain.read_facts(environ)),
+        "DG_JIT_NVCC_COMPILER": str(ours),
+        "DG_JIT_CACHE_DIR": str(tmp_path / "deep_gemm"),
+        "TRTLLM_DG_NVCC_COMPILER": str(counting),
+        "TRTLLM_DG_CACHE_DIR": str(tmp_path / "few"),
+        "FLASHINFER_WORKSPACE_BASE": str(runs.caches / "flashinfer"),
+    }
+
+    done = subprocess.run(
+        [sys.executable, str(BEGIN), str(tmp_path), "2", "320", "832"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout[-4000:]
+    built = kernel_caches.flashinfer(tmp_path / "few").entries()
+    assert len(built) > 1
+    assert len((tmp_path / "compiled").read_text().split()) == len(built)
 
 
 @pytest.mark.parametrize("proof", [*MODES, *FOLDERS], ids=str)

@@ -156,8 +156,19 @@ def read_kernel_caches(
     found = []
     if given := environ.get("DG_JIT_CACHE_DIR"):
         found.append(deep_gemm(Path(given)))
-    if given := environ.get("TRTLLM_DG_CACHE_DIR"):
-        found.append(flashinfer(Path(given)))
-    elif home := environ.get("HOME"):
-        found.append(flashinfer(Path(home, ".tensorrt_llm")))
+    if root := _flashinfer_root(environ):
+        found.append(flashinfer(root))
     return tuple(found)
+
+
+def flashinfer_locks(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The file of locks for who compiles FlashInfer's kernels; None: no cache."""
+    root = _flashinfer_root(os.environ if environ is None else environ)
+    return root / FOLDER / "locks" if root else None
+
+
+def _flashinfer_root(environ: Mapping[str, str]) -> Path | None:
+    if given := environ.get("TRTLLM_DG_CACHE_DIR"):
+        return Path(given)
+    home = environ.get("HOME")
+    return Path(home, ".tensorrt_llm") if home else None

@@ -68,10 +68,6 @@ def register() -> None:
     place_flashinfer_cache(os.environ)
     collect_builds(os.environ)
     place_caches(os.environ)
-    # What it found is said where a block-FP8 layer asks for it, and only there:
-    # a model without one gets no line from us.
-    if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("%s", toolchain.describe_current())
 
 
 def declare_settings() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..lineage import Lineage
@@ -13,6 +15,8 @@ from ..lineage import Lineage
 # Of 63 bits of offsets: the CPUs of each host that shares the file, then all names.
 _HOSTS = 1 << 20
 _TICK = 0.05
+# What holds a lock can hang, and it may be another engine's: nobody waits for ever.
+_PATIENCE = 900.0
 _NAMES = 1 << 40
 
 
@@ -115,6 +119,47 @@ def wait_for_group(path: Path, group: str) -> None:
             time.sleep(_TICK)
     finally:
         locks.close()
+
+
+def in_turn(path: Path | None, names: Sequence[str]) -> Iterator[int]:
+    """Yield the index of each name, while this process alone has that name's lock.
+
+    For what each process has to do and the first leaves something for the others.
+    What is free comes first, so that processes share the work. Where there can be no
+    locks, and after a long wait, names come without.
+
+    Args:
+        path: A file of its own; made, with its folder, if it is not there. None: no
+            locks.
+        names: What to take; the same name may stand for several.
+
+    """
+    locks = None if path is None else _open(path)
+    if locks is None:
+        yield from range(len(names))
+        return
+    left = list(range(len(names)))
+    waiting_since = time.monotonic()
+    with contextlib.closing(locks):
+        while left:
+            late = time.monotonic() - waiting_since > _PATIENCE
+            mine = next((i for i in left if late or locks.take(names[i])), None)
+            if mine is None:
+                time.sleep(_TICK)
+                continue
+            left.remove(mine)
+            yield mine
+            if not late:
+                locks.give_back(names[mine])
+            waiting_since = time.monotonic()
+
+
+def _open(path: Path) -> Locks | None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Locks(path)
+    except OSError:
+        return None
 
 
 def _digest(text: str) -> str:

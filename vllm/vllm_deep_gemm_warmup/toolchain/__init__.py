@@ -11,7 +11,7 @@ from .choice import choose, variables
 from .facts import Facts, breaks_shell, read_facts
 from .lookup import operator_choice
 from .recorded import recorded_variables
-from .verdict import PINS, Toolchain, Unusable
+from .verdict import PINS, Toolchain, Unusable, needs
 
 __all__ = [
     "PINS",
@@ -22,6 +22,7 @@ __all__ = [
     "choose",
     "describe",
     "describe_current",
+    "needs",
     "operator_choice",
     "read_facts",
     "recorded_variables",

@@ -76,7 +76,7 @@ def describe(facts: Facts, *, linked: bool = False) -> Toolchain | Unusable:
             f"nvcc needs a C++ compiler and there is no {missing} on PATH",
             "apt-get install g++, or set NVCC_CCBIN",
         )
-    return Toolchain(home, nvcc, origin, answer, headers)
+    return Toolchain(home, nvcc, origin, answer, headers, host=facts.which("g++"))
 
 
 def _header_version(nvcc: Path) -> Version | None:

@@ -27,6 +27,7 @@ class Toolchain:
         version: nvcc's release; None when nvcc did not answer in time.
         headers: release of `cuda_runtime_api.h` beside nvcc; None if not seen.
         recorded: it is no compiler, and answers for one.
+        host: the C++ compiler on PATH; None if not looked for, or named elsewhere.
 
     """
 
@@ -36,6 +37,15 @@ class Toolchain:
     version: Version | None
     headers: Version | None
     recorded: bool = False
+    host: Path | None = None
+
+    @property
+    def parts(self) -> str:
+        """All that was found, in one line."""
+        if self.recorded:
+            return f"the recorded answer of {self}, which builds nothing"
+        release = dotted(self.headers) if self.headers else "not seen"
+        return f"{self}, headers {release}, C++ compiler {self.host or 'named to nvcc'}"
 
     def __str__(self) -> str:
         release = dotted(self.version) if self.version else "of unknown release"
@@ -64,6 +74,14 @@ class Unusable:
 def dotted(version: Version) -> str:
     """`12.9`, for messages."""
     return f"{version[0]}.{version[1]}"
+
+
+def needs() -> str:
+    """What the library needs to build a kernel."""
+    return (
+        f"nvcc {dotted(OLDEST_NVCC)} or newer, CUDA headers of the same release and a "
+        "C++ compiler (g++)"
+    )
 
 
 def other_toolkit() -> str:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import MultiModalConfig
 from vllm.model_executor.layers.fused_moe.deep_gemm_utils import (
     compute_aligned_M_and_alignment,
 )
+from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.model_executor.models.module_mapping import MultiModelKeys
 from vllm.model_executor.offloader.prefetch import _CpuParamOffloader
 from vllm.model_executor.warmup.deep_gemm_jit.plan import Registered, make_plan
@@ -213,5 +215,28 @@ def test_an_encoder_has_more_rows_than_a_step(
     plan = make_plan(Model(), LIMIT)
 
     assert len(plan.select(Registered)) == 2
+    ends = {spec.n: spec.rows.last for spec in gemms(plan.specs)}
+    assert ends == {256: 65536, 512: LIMIT}
+
+
+def test_an_encoder_that_vllm_marks_as_one_has_more_rows_than_a_step(
+    vllm_config: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kimi-VL, Step3-VL and others that have no ``get_mm_mapping``."""
+    monkeypatch.setattr(
+        vllm_config.model_config, "multimodal_config", MultiModalConfig()
+    )
+
+    class Model(torch.nn.Module, SupportsMultiModal):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            with self._mark_tower_model(vllm_config, "image"):
+                self.vision = torch.nn.ModuleList(
+                    [layer_of(vllm_config, device, 256, 128)]
+                )
+            self.vision_free = layer_of(vllm_config, device, 512, 128)
+
+    plan = make_plan(Model(), LIMIT)
+
     ends = {spec.n: spec.rows.last for spec in gemms(plan.specs)}
     assert ends == {256: 65536, 512: LIMIT}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import set_current_vllm_config
+from vllm.model_executor.models.utils import StageMissingLayer
 from vllm.model_executor.warmup import kernel_warmup as base
 from vllm.model_executor.warmup.deep_gemm_jit.plan import Registered, make_plan
 from vllm.model_executor.warmup.deep_gemm_jit.spec import EntryPoint
@@ -18,6 +19,7 @@ from ...real_layers import FP8, load, make_experts, make_linear
 from .specs import gemms
 
 LIMIT = 96
+WRAPPER = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
 
 
 def other_engine(config: Any) -> Any:
@@ -119,6 +121,78 @@ def test_the_record_keeps_no_layer_alive(
     assert names(target) == ["proj"]
 
 
+# Layers of a drafter that a loader left out
+
+
+def bypassed(model: torch.nn.Module) -> list[Registered]:
+    layers = make_plan(model, LIMIT).select(Registered)
+    return [layer for layer in layers if layer.bypassed is not None]
+
+
+def constructed(config: Any, device: torch.device, n: int, k: int) -> torch.nn.Module:
+    """Return a layer as ``--load-format ipc_cache`` leaves it."""
+    return make_linear(config, device, n, k, FP8)
+
+
+@pytest.mark.parametrize("disabled", [WRAPPER, ""], ids=["plain", "wrapper"])
+def test_a_drafter_s_layer_that_bypassed_registration_is_found_by_its_kernel(
+    vllm_config: Any,
+    device: torch.device,
+    disabled: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", disabled)
+    target = target_of(loaded(vllm_config, device, 256, 128, "layers.0.proj"))
+    drafter = constructed(vllm_config, device, 128, 256)
+
+    plan = make_plan(target, LIMIT)
+    (found,) = bypassed(target)
+
+    assert "N=128 K=256" in found.name
+    assert "process_weights_after_loading did not run" in str(found.bypassed)
+    (known,) = make_plan(target_of(drafter), LIMIT).select(Registered)[:1]
+    assert found.specs == known.specs
+    assert set(found.specs) < set(plan.specs)
+    load(drafter)
+    assert bypassed(target) == []
+
+
+def test_layers_of_the_model_are_found_once(
+    vllm_config: Any, device: torch.device
+) -> None:
+    beside = loaded(vllm_config, device, 256, 128, "layers.0.proj")
+    (found,) = bypassed(target_of(constructed(vllm_config, device, 512, 128)))
+    assert found.name == "proj"
+    del beside
+
+
+def test_a_layer_that_was_dropped_is_no_layer(
+    vllm_config: Any, device: torch.device
+) -> None:
+    """EAGLE3 replaces its first projection by a wider one."""
+    target = target_of(loaded(vllm_config, device, 256, 128, "layers.0.proj"))
+    gc.disable()
+    constructed(vllm_config, device, 128, 256)
+    # The kernel that was constructed last is kept until the next one comes.
+    loaded(vllm_config, device, 256, 128, "layers.1.proj")
+    gc.enable()
+
+    assert bypassed(target) == []
+
+
+def test_an_encoder_that_is_not_served_is_not_missed(
+    vllm_config: Any, device: torch.device
+) -> None:
+    target = target_of(loaded(vllm_config, device, 256, 128, "layers.0.proj"))
+    target.add_module("tower", None)
+    hidden = target_of(constructed(vllm_config, device, 128, 256))
+    assert len(bypassed(target)) == 1
+
+    target.tower = StageMissingLayer("vision_tower", hidden)
+
+    assert bypassed(target) == []
+
+
 # The base's own caller
 
 
@@ -165,9 +239,7 @@ def test_target_and_drafter_are_warmed_by_the_base_s_caller(
 ) -> None:
     """G09: (4096, 4096), and (2048, 4096) in the drafter alone."""
     # FlashInfer's kernel for few rows is minutes of compiling.
-    monkeypatch.setenv(
-        "VLLM_DISABLED_KERNELS", "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
-    )
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", WRAPPER)
     report = tmp_path / "report.json"
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP_REPORT", str(report))
     if mode == "unsupported":

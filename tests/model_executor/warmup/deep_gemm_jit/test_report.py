@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 from vllm.model_executor.warmup.deep_gemm_jit.calls import Call, describe_failure
+from vllm.model_executor.warmup.deep_gemm_jit.left_out import LEFT_OUT
 from vllm.model_executor.warmup.deep_gemm_jit.plan import (
     Outcome,
     Plan,
@@ -170,6 +171,22 @@ def test_what_is_left_out_and_not_reached_is_named() -> None:
     assert set(coverage.unreached) == set(EntryPoint) - reached != set()
 
 
+@pytest.mark.parametrize("kind", [Skipped, Unregistered])
+def test_an_entry_point_that_no_layer_plans_is_not_said_to_be_unreached(
+    kind: type[Skipped] | type[Unregistered],
+) -> None:
+    einsum, few = EntryPoint.FP8_EINSUM, EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM
+    made = report(REGISTERED, kind("0.wo_a", "odd", (einsum,)), calls=(BUILT,))
+    coverage = summarize(made)
+    assert few in coverage.unreached
+    assert einsum not in coverage.unreached
+    (group,) = coverage.rejected or coverage.unregistered
+    assert (group.family, group.entry_points) == ("*.wo_a", (einsum,))
+    layers = to_json(made)["layers"]
+    (named,) = layers["skipped"] or layers["unregistered"]
+    assert named["entry_points"] == (einsum,)
+
+
 def test_a_spec_lists_its_kernels() -> None:
     (first, second, loaded, failed) = mixed().results[0].kernels
     assert first == Kernel("sm90_fp8_gemm.0a", KernelState.BUILT, 64, 2.0)
@@ -257,6 +274,19 @@ def test_the_page_says_what_the_table_says(page: Page) -> None:
         assert said in page.text, said
 
 
+@pytest.mark.parametrize("function", LEFT_OUT)
+def test_functions_that_are_knowingly_not_warmed_are_printed(
+    function: str, page: Page
+) -> None:
+    """G03: the table has their numbers and reasons, the page each of them."""
+    assert function in page.text
+    *_, line = text.screen(mixed()).splitlines()
+    assert LEFT_OUT[function] in line
+    alike = [name for name, why in LEFT_OUT.items() if why == LEFT_OUT[function]]
+    assert f"{len(alike)} {LEFT_OUT[function]}" in line
+    assert not line.endswith("...")
+
+
 def test_the_page_loads_nothing_and_runs_nothing(page: Page) -> None:
     assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe"}
     assert not any({"src", "href"} & attrs.keys() for _, attrs in page.tags)
@@ -279,7 +309,9 @@ def test_json_holds_the_counts_and_replaces_the_file_whole(
     )
     value = json.loads(path.read_text())
     assert value["layers"]["registered"] == 1
-    assert value["layers"]["skipped"] == [{"name": "x", "reason": "is_bmm"}]
+    assert value["layers"]["skipped"] == [
+        {"name": "x", "reason": "is_bmm", "entry_points": []}
+    ]
     assert value["kernels"] == {"built": 2, "failed": 1, "unconfirmed": 0}
     (row,) = value["coverage"]["entry_points"]
     assert (row["entry_point"], row["tally"]["failed"]) == ("fp8_gemm_nt", 1)

@@ -56,10 +56,13 @@ class Ahead:
 
     def add(self, specs: Iterable[Spec], reason: str) -> None:
         """Have the kernels of specs built, where they are not there yet."""
+        from .entry_points import STRATEGIES
         from .ready import describe_doubt, find_full
 
         for spec in specs:
             if spec in self.announced:
+                continue
+            if not STRATEGIES[spec.entry_point].in_deep_gemm_cache:
                 continue
             self.announced[spec] = reason
             if self.work is None:
@@ -228,7 +231,7 @@ def _give_up(error: Exception) -> None:
         )
 
 
-def _specs_in_forward_context(max_tokens: int) -> list[Spec]:
+def _specs_in_forward_context(max_tokens: int) -> tuple[Spec, ...]:
     """Return what the layers run that do not know it when they are constructed.
 
     The base's forward context holds attention layers and layers of experts.
@@ -236,13 +239,13 @@ def _specs_in_forward_context(max_tokens: int) -> list[Spec]:
     from vllm.forward_context import get_forward_context, is_forward_context_available
 
     if not is_forward_context_available():
-        return []
+        return ()
     return _specs_of(get_forward_context().no_compile_layers, max_tokens)
 
 
-def _specs_of(layers: Mapping[str, torch.nn.Module], max_tokens: int) -> list[Spec]:
-    from .entry_points import STRATEGIES
+def _specs_of(
+    layers: Mapping[str, torch.nn.Module], max_tokens: int
+) -> tuple[Spec, ...]:
     from .plan import plan_layers
 
-    plan = plan_layers(layers.items(), max_tokens)
-    return [s for s in plan.specs if STRATEGIES[s.entry_point].in_deep_gemm_cache]
+    return plan_layers(layers.items(), max_tokens).specs

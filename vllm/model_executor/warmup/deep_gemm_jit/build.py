@@ -1,12 +1,13 @@
 """Decides how a plan's kernels come to be: built beside the engine, then loaded."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from vllm.logger import init_logger
 from vllm_deep_gemm_warmup.compiling.environment import Unplannable
-from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
+from vllm_deep_gemm_warmup.compiling.locks import in_turn
+from vllm_deep_gemm_warmup.kernel_caches import flashinfer_locks, read_kernel_caches
 from vllm_deep_gemm_warmup.lineage import Lineage
 from vllm_deep_gemm_warmup.settings import Settings
 
@@ -119,8 +120,9 @@ def _load(
         # Where the library compiles, each call takes seconds.
         lineage.check()
 
-    results = []
-    for spec, weights in plan.weights.items():
+    results = {}
+    for spec in _in_turn(plan.specs):
+        weights = plan.weights[spec]
         progress.begin(spec)
         if ready is not None and spec in ready.plan.kernels:
             calls, left = backend.load(
@@ -138,17 +140,29 @@ def _load(
                 listener=called,
             )
         progress.finished(spec)
-        results.append(
-            SpecResult(
-                spec,
-                plan.layers_of(spec),
-                tuple(calls),
-                tuple(left),
-                backend.target,
-            )
+        results[spec] = SpecResult(
+            spec,
+            plan.layers_of(spec),
+            tuple(calls),
+            tuple(left),
+            backend.target,
         )
     backend.finish()
-    return results
+    return [results[spec] for spec in plan.weights]
+
+
+def _in_turn(specs: Sequence[Spec]) -> Iterator[Spec]:
+    """Yield specs: what is loaded, then what is compiled in this process.
+
+    Each of the latter while this rank alone of the node has it: the others find its
+    kernels. None is ready before all have their kernels, so that no rank compiles
+    while others wait for it in a collective.
+    """
+    yield from (s for s in specs if STRATEGIES[s.entry_point].in_deep_gemm_cache)
+    others = [s for s in specs if not STRATEGIES[s.entry_point].in_deep_gemm_cache]
+    names = [f"{spec.entry_point} {spec.shape}" for spec in others]
+    if others:
+        yield from (others[i] for i in in_turn(flashinfer_locks(), names))
 
 
 def _unconfirmed(

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-_BLACKWELL = "runs on Blackwell only"
-_NO_KERNEL = "builds no kernel on Hopper"
-_UNUSED = "nothing in vLLM calls it"
+_BLACKWELL = "for Blackwell only"
+_NO_KERNEL = "without a kernel on Hopper"
+_UNUSED = "not called by vLLM"
 
 # Functions of ``vllm.utils.deep_gemm``; the others are in ``EntryPoint``.
 LEFT_OUT: Mapping[str, str] = {
@@ -28,3 +28,11 @@ LEFT_OUT: Mapping[str, str] = {
     "set_num_sms": _NO_KERNEL,
     "transform_sf_into_required_layout": _NO_KERNEL,
 }
+
+
+def by_reason() -> dict[str, list[str]]:
+    """Return the same functions, grouped by the reason."""
+    groups: dict[str, list[str]] = {}
+    for function, reason in LEFT_OUT.items():
+        groups.setdefault(reason, []).append(function)
+    return groups

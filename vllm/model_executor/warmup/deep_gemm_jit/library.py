@@ -25,6 +25,7 @@ def library_problem() -> str | None:
     """
     problem = _import_problem() or _cache_problem() or _toolchain_problem()
     if problem is None:
+        _say_toolchain()
         _mend_caches()
     return problem
 
@@ -118,6 +119,27 @@ def _why_not(name: str, import_module: Callable[[str], ModuleType]) -> str:
 
 def _cache_problem() -> str | None:
     return describe_cache(str(kernel_caches.deep_gemm_root()))
+
+
+@functools.cache
+def _say_toolchain() -> None:
+    """Say what is needed and what there is, once a node.
+
+    Here, and not where it was chosen: a model without a block-FP8 layer gets no line
+    from us. Of a toolchain that cannot be used the reason is said instead.
+    """
+    from vllm.logger import init_logger
+    from vllm.utils.deep_gemm import _import_deep_gemm
+
+    found = toolchain.describe_current()
+    if isinstance(found, toolchain.Toolchain):
+        init_logger(__name__).info_once(
+            "DeepGEMM toolchain: release %s needs %s; found %s",
+            getattr(_import_deep_gemm(), "__version__", "unknown"),
+            toolchain.needs(),
+            found.parts,
+            scope="local",
+        )
 
 
 @functools.cache

@@ -10,11 +10,12 @@ from . import engine
 from .adapters import adapt
 from .provider import (
     PROVIDER_ATTRIBUTE,
+    NamesEntryPoints,
     Rejected,
     WarmupProvider,
     Weights,
 )
-from .spec import Spec
+from .spec import EntryPoint, Spec
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -47,18 +48,34 @@ class Registered:
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """A block-FP8 layer that is left out for a good reason."""
+    """A block-FP8 layer that is left out for a good reason.
+
+    Attributes:
+        name: Its path in the model.
+        reason: Why.
+        entry_points: What it would run of ours, as far as that is known.
+
+    """
 
     name: str
     reason: str
+    entry_points: tuple[EntryPoint, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Unregistered:
-    """A layer that runs on DeepGEMM and whose kernel did not say what it runs."""
+    """A layer that runs on DeepGEMM and whose kernel did not say what it runs.
+
+    Attributes:
+        name: Its path in the model.
+        reason: Why.
+        entry_points: What it runs, as far as that is known.
+
+    """
 
     name: str
     reason: str
+    entry_points: tuple[EntryPoint, ...] = ()
 
 
 Outcome = Registered | Skipped | Unregistered
@@ -117,6 +134,7 @@ def make_plan(model: torch.nn.Module, max_tokens: int) -> Plan:
         for root, beside in engine.loaded(walk.config):
             for name, module in beside.named_modules(walk.seen, root):
                 walk.visit(name, module, rows)
+        walk.visit_unloaded(rows)
     return walk.plan
 
 
@@ -136,6 +154,7 @@ class _Walk:
         self.outcomes: list[Outcome] = []
         self.weights: dict[Spec, Weights | None] = {}
         self.config: VllmConfig | None = None
+        self._kernels: list[Any] = []
 
     @property
     def plan(self) -> Plan:
@@ -144,6 +163,8 @@ class _Walk:
     def visit(self, name: str, module: torch.nn.Module, max_tokens: int) -> None:
         try:
             self.config = self.config or engine.config_of(module)
+            for each in (module, *engine.absent(module)):
+                self._kernels += linear_kernels(each)
             speakers = _speakers_of(module)
             silent = None if speakers else _describe_silent(name, module)
         # Engine start: one module that is not what this walk expects.
@@ -151,13 +172,26 @@ class _Walk:
             self.outcomes.append(Unregistered(name, _describe(module, error)))
             return
         for speaker in speakers:
-            outcome, operands = _ask(speaker, name, module, max_tokens)
-            self.outcomes.append(outcome)
-            if isinstance(outcome, Registered):
-                for spec in outcome.specs:
-                    self.weights.setdefault(spec, operands)
+            self._take(*_ask(speaker, name, module, max_tokens))
         if silent is not None:
             self.outcomes.append(silent)
+
+    def visit_unloaded(self, max_tokens: int) -> None:
+        """Ask the kernels of layers that were not loaded by way of our hook.
+
+        Those of the model have been found as its modules. What is left is a
+        drafter's: its kernels are known, and its modules are not.
+        """
+        if self.config is None:
+            return
+        for number, kernel in enumerate(engine.unloaded(self.config, self._kernels)):
+            self._take(_ask_unloaded(kernel, number, max_tokens), None)
+
+    def _take(self, outcome: Outcome, operands: Weights | None) -> None:
+        self.outcomes.append(outcome)
+        if isinstance(outcome, Registered):
+            for spec in outcome.specs:
+                self.weights.setdefault(spec, operands)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,12 +222,27 @@ def _bypassed(module: torch.nn.Module) -> list[_Speaker]:
     for kernel in linear_kernels(module):
         provider = _deep_gemm_kernel(kernel)
         if provider is not None:
-            reason = (
-                f"{type(kernel).__name__} was chosen and its "
-                "process_weights_after_loading did not run"
-            )
-            return [_Speaker(provider, bypassed=reason)]
+            return [_Speaker(provider, bypassed=_bypassed_reason(kernel))]
     return []
+
+
+def _bypassed_reason(kernel: object) -> str:
+    return (
+        f"{type(kernel).__name__} was chosen and its "
+        "process_weights_after_loading did not run"
+    )
+
+
+def _ask_unloaded(kernel: Any, number: int, max_tokens: int) -> Outcome:
+    n, k = kernel.config.weight_shape
+    name = f"N={n} K={k} beside the model.{number}"
+    reason = _bypassed_reason(kernel.dispatcher or kernel)
+    specs = tuple(kernel.specs_before_loading(max_tokens))
+    if not specs:
+        return Unregistered(
+            name, f"{reason}; its scale has no form yet", (EntryPoint.FP8_GEMM_NT,)
+        )
+    return Registered(name, specs, bypassed=reason)
 
 
 def _is_stale(stamped: WarmupProvider, module: torch.nn.Module) -> bool:
@@ -214,24 +263,42 @@ def _ask(
     try:
         answer = provider.get_deep_gemm_warmup_specs(module, max_tokens)
         if isinstance(answer, Rejected):
-            return _left_out(name, speaker, answer), None
+            return _left_out(name, speaker, answer, module), None
         # A generator raises here.
         specs = tuple(answer)
         operands = provider.get_deep_gemm_warmup_weights(module)
     # Engine start: a provider may raise anything; the other layers go on.
     except Exception as error:
-        return Unregistered(name, _describe(provider, error)), None
+        known = _entry_points(provider, module)
+        return Unregistered(name, _describe(provider, error), known), None
     problem = _specs_problem(specs)
     if problem is not None:
-        return Unregistered(name, f"{type(provider).__name__} {problem}"), None
+        known = _entry_points(provider, module)
+        reason = f"{type(provider).__name__} {problem}"
+        return Unregistered(name, reason, known), None
     return Registered(name, specs, speaker.adapter, speaker.bypassed), operands
 
 
-def _left_out(name: str, speaker: _Speaker, answer: Rejected) -> Outcome:
+def _left_out(
+    name: str, speaker: _Speaker, answer: Rejected, module: torch.nn.Module
+) -> Outcome:
+    known = _entry_points(speaker.provider, module)
     if speaker.bypassed is None:
-        return Skipped(name, answer.reason)
+        return Skipped(name, answer.reason, known)
     # Its weights are in no final form, so what it says of them may not hold.
-    return Unregistered(name, f"{speaker.bypassed}; {answer.reason}")
+    return Unregistered(name, f"{speaker.bypassed}; {answer.reason}", known)
+
+
+def _entry_points(provider: object, module: torch.nn.Module) -> tuple[EntryPoint, ...]:
+    """Return what a provider stands for, of which no spec says it; () if unknown."""
+    if not isinstance(provider, NamesEntryPoints):
+        return ()
+    try:
+        named = provider.get_deep_gemm_warmup_entry_points(module)
+        return tuple(map(EntryPoint, named))
+    # Engine start: a provider may raise anything, and its layer has its row.
+    except Exception:
+        return ()
 
 
 def _specs_problem(specs: tuple[Any, ...]) -> str | None:

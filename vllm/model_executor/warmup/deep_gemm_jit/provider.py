@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from .spec import Spec
+from .spec import EntryPoint, Spec
 
 PROVIDER_ATTRIBUTE = "deep_gemm_warmup_provider"
 
@@ -42,4 +42,19 @@ class WarmupProvider(Protocol):
 
         Must not touch the device, import a model or call DeepGEMM.
         """
+        ...
+
+
+@runtime_checkable
+class NamesEntryPoints(Protocol):
+    """What a provider also is that knows what it stands for, whatever it answers.
+
+    A layer of it that is left out or cannot be planned is told apart in the report
+    from an entry point that a model does not reach.
+    """
+
+    def get_deep_gemm_warmup_entry_points(
+        self, layer: torch.nn.Module
+    ) -> Sequence[EntryPoint]:
+        """Return the functions that serving runs, or would run, for ``layer``."""
         ...

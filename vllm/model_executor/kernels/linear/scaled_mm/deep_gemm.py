@@ -20,7 +20,7 @@ from vllm.model_executor.layers.quantization.utils.fp8_utils import (
 )
 from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
 from vllm.model_executor.utils import replace_parameter
-from vllm.model_executor.warmup.deep_gemm_jit import ahead, monitor
+from vllm.model_executor.warmup.deep_gemm_jit import ahead, engine, monitor
 from vllm.model_executor.warmup.deep_gemm_jit.calls import describe_failure
 from vllm.model_executor.warmup.deep_gemm_jit.jit_config import read_jit_config
 from vllm.model_executor.warmup.deep_gemm_jit.library import (
@@ -84,7 +84,14 @@ def shape_problem(shape: tuple[int, int]) -> str | None:
 
 
 class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
-    """Block-FP8 linear layers with 128x128 blocks on DeepGEMM."""
+    """Block-FP8 linear layers with 128x128 blocks on DeepGEMM.
+
+    Attributes:
+        is_loaded: A layer's weights have been brought into this kernel's form.
+
+    """
+
+    is_loaded = False
 
     def __init__(self, config: FP8ScaledMMLinearLayerConfig) -> None:
         super().__init__(config)
@@ -105,6 +112,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         )
         # Last, since it is asked at once what it will run.
         if self.vllm_config is not None:
+            engine.expect(self, self.vllm_config)
             ahead.announce(self.specs_before_loading, self.vllm_config)
 
     @classmethod
@@ -196,6 +204,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             replace_parameter(layer, params.WEIGHT, weight)
             replace_parameter(layer, params.block_scale_attr, scale)
         setattr(layer, PROVIDER_ATTRIBUTE, self)
+        self.is_loaded = True
         # Here, since a start that skips the warmup has no later call of ours.
         monitor.install(read_jit_config(self.vllm_config))
 
@@ -212,6 +221,19 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         """
         params = self._get_layer_params(layer)
         return params.weight, params.block_scale
+
+    def get_deep_gemm_warmup_entry_points(
+        self, layer: torch.nn.Module
+    ) -> tuple[EntryPoint, ...]:
+        """Return what serving runs for ``layer``, whatever its shape."""
+        if getattr(layer, "is_bmm", False):
+            return (EntryPoint.FP8_EINSUM,)
+        if self._first_row() > 1:
+            return (
+                EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM,
+                EntryPoint.FP8_GEMM_NT,
+            )
+        return (EntryPoint.FP8_GEMM_NT,)
 
     def get_deep_gemm_warmup_specs(
         self, layer: torch.nn.Module, max_tokens: int
@@ -240,7 +262,7 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         return self._specs(shape, TensorLayout.of(scale), max_tokens)
 
     def specs_before_loading(self, max_tokens: int) -> list[GemmSpec]:
-        """Return the specs of ``fp8_gemm_nt`` that loading will confirm.
+        """Return the specs of a plain GEMM that loading will confirm.
 
         The layer is not known yet: one that turns out to run through ``fp8_einsum``
         has these for nothing. Where the form of a scale is known only when it is
@@ -255,16 +277,12 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
         n, k = self.config.weight_shape
         rows, columns = -(-n // _BLOCK_SHAPE[0]), k // _BLOCK_SHAPE[1]
         scale = TensorLayout((rows, columns), (columns, 1), "float32")
-        return [
-            spec
-            for spec in self._specs((n, k), scale, max_tokens)
-            if spec.entry_point is EntryPoint.FP8_GEMM_NT
-        ]
+        return self._specs((n, k), scale, max_tokens)
 
     def _specs(
         self, shape: tuple[int, int], scale: TensorLayout, max_tokens: int
     ) -> list[GemmSpec]:
-        first = 1 if self.dispatcher is None else self.dispatcher.first_fallback_row()
+        first = self._first_row()
         calls = [
             (EntryPoint.FP8_GEMM_NT, RowRange(first, max_tokens), layout)
             for layout in self._activation_scale_layouts()
@@ -293,6 +311,10 @@ class DeepGemmFp8BlockScaledMMKernel(Fp8BlockScaledMMLinearKernel):
             for entry_point, rows, layout in calls
             if rows
         ]
+
+    def _first_row(self) -> int:
+        """Return the least number of rows that comes to this kernel."""
+        return 1 if self.dispatcher is None else self.dispatcher.first_fallback_row()
 
     def _einsum_spec(
         self, weight: torch.Tensor, scale: torch.Tensor, max_tokens: int

@@ -32,6 +32,12 @@ def adapt(module: torch.nn.Module) -> list[WarmupProvider]:
 class BatchedExperts(Experts):
     """Describes one grouped masked GEMM of block-FP8 experts."""
 
+    def get_deep_gemm_warmup_entry_points(
+        self, layer: torch.nn.Module
+    ) -> tuple[EntryPoint, ...]:
+        """Return the function that it runs."""
+        return (EntryPoint.FP8_M_GROUPED_GEMM_NT_MASKED,)
+
     def get_deep_gemm_warmup_specs(
         self, layer: torch.nn.Module, max_tokens: int
     ) -> Sequence[MaskedSpec] | Rejected:

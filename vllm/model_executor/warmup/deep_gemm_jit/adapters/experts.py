@@ -84,6 +84,12 @@ class Experts:
 class GroupedExperts(Experts):
     """Describes one grouped contiguous GEMM of block-FP8 experts."""
 
+    def get_deep_gemm_warmup_entry_points(
+        self, layer: torch.nn.Module
+    ) -> tuple[EntryPoint, ...]:
+        """Return the function that it runs."""
+        return (EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,)
+
     def get_deep_gemm_warmup_specs(
         self, layer: torch.nn.Module, max_tokens: int
     ) -> Sequence[GemmSpec] | Rejected:

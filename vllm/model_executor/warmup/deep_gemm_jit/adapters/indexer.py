@@ -24,6 +24,11 @@ from .loaded import is_a
 
 _DENSE = ("vllm.model_executor.layers.sparse_attn_indexer", "SparseAttnIndexer")
 _POOLED = ("vllm.models.glm5next.nvidia.sparse_indexer", "SparseAttnIndexerKpool")
+_ENTRY_POINTS = (
+    EntryPoint.FP8_FP4_MQA_LOGITS,
+    EntryPoint.FP8_FP4_PAGED_MQA_LOGITS,
+    EntryPoint.GET_PAGED_MQA_LOGITS_METADATA,
+)
 # GLM-5-Next pads the heads of its queries to the fewest that DeepGEMM takes
 # (glm5next/common/attention.py, Indexer.forward).
 _FEWEST_POOLED_HEADS = 32
@@ -70,6 +75,12 @@ class Indexer:
             layer: The indexer, or the attention that holds it.
 
         """
+
+    def get_deep_gemm_warmup_entry_points(
+        self, layer: torch.nn.Module
+    ) -> tuple[EntryPoint, ...]:
+        """Return the functions that an indexer runs."""
+        return _ENTRY_POINTS
 
     def get_deep_gemm_warmup_specs(
         self, layer: torch.nn.Module, max_tokens: int

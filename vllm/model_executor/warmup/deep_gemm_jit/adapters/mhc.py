@@ -67,6 +67,12 @@ class HcProjection:
         weight: torch.Tensor = getattr(layer, self._attribute)
         return (weight.detach(),)
 
+    def get_deep_gemm_warmup_entry_points(
+        self, layer: torch.nn.Module
+    ) -> tuple[EntryPoint, ...]:
+        """Return the function that it runs."""
+        return (EntryPoint.TF32_HC_PRENORM_GEMM,)
+
     def get_deep_gemm_warmup_specs(
         self, layer: torch.nn.Module, max_tokens: int
     ) -> Sequence[HcPrenormSpec] | Rejected:

@@ -73,11 +73,20 @@ class EntryPointRow:
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-    """Layers of one family that have no kernels in the plan, for one reason."""
+    """Layers of one family that have no kernels in the plan, for one reason.
+
+    Attributes:
+        family: With ``*`` for each number.
+        layers: How many.
+        reason: Why.
+        entry_points: What they run, as far as that is known.
+
+    """
 
     family: str
     layers: int
     reason: str
+    entry_points: tuple[EntryPoint, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +97,8 @@ class Coverage:
         entry_points: Those that the model reaches.
         rejected: Layers left out for a good reason.
         unregistered: Layers that should have registered and did not.
-        unreached: Entry points that no layer of the model names.
+        unreached: Entry points that no layer of the model is known to run, be it
+            planned or not.
 
     """
 
@@ -110,14 +120,19 @@ def summarize(report: Report) -> Coverage:
         by_entry_point.setdefault(result.spec.entry_point, []).append(result)
     registered = report.plan.select(Registered)
     adapted = frozenset(layer.name for layer in registered if layer.adapter)
+    rejected = _left_out(report.plan.select(Skipped))
+    unregistered = _left_out(report.plan.select(Unregistered))
+    reached = by_entry_point.keys() | {
+        each for group in (*rejected, *unregistered) for each in group.entry_points
+    }
     return Coverage(
         tuple(
             _entry_point_row(entry_point, results, adapted)
             for entry_point, results in by_entry_point.items()
         ),
-        _left_out(report.plan.select(Skipped)),
-        _left_out(report.plan.select(Unregistered)),
-        tuple(each for each in EntryPoint if each not in by_entry_point),
+        rejected,
+        unregistered,
+        tuple(each for each in EntryPoint if each not in reached),
     )
 
 
@@ -166,10 +181,11 @@ def _tally(results: Sequence[SpecResult]) -> Tally:
 
 
 def _left_out(outcomes: Iterable[Skipped | Unregistered]) -> tuple[LeftOut, ...]:
-    names: dict[tuple[str, str], int] = {}
+    found: dict[tuple[str, str, tuple[EntryPoint, ...]], int] = {}
     for outcome in outcomes:
-        key = family_of(outcome.name), outcome.reason
-        names[key] = names.get(key, 0) + 1
+        key = family_of(outcome.name), outcome.reason, outcome.entry_points
+        found[key] = found.get(key, 0) + 1
     return tuple(
-        LeftOut(family, layers, reason) for (family, reason), layers in names.items()
+        LeftOut(family, layers, reason, entry_points)
+        for (family, reason, entry_points), layers in found.items()
     )

@@ -42,8 +42,8 @@ def to_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _named(outcomes: Sequence[Skipped | Unregistered]) -> list[dict[str, str]]:
-    return [{"name": each.name, "reason": each.reason} for each in outcomes]
+def _named(outcomes: Sequence[Skipped | Unregistered]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(each) for each in outcomes]
 
 
 def _spec(result: SpecResult) -> dict[str, Any]:

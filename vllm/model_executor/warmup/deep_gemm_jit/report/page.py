@@ -4,6 +4,7 @@ import dataclasses
 
 import jinja2
 
+from ..left_out import by_reason
 from .coverage import Tally, summarize
 from .text import notices, problems, summary
 from .values import Kernel, KernelState, Report
@@ -39,6 +40,7 @@ def to_html(report: Report) -> str:
         more_builds=max(0, len(builds) - _MOST_KERNELS),
         parts=_PARTS,
         describe=_describe,
+        knowingly=by_reason(),
     )
 
 
@@ -190,16 +192,30 @@ th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(-
 <div class="scroll">
 <table>
 <thead><tr><th scope="col">Layers</th><th scope="col" class="n">count</th>
-<th scope="col">reason</th></tr></thead>
+<th scope="col">reason</th><th scope="col">entry points</th></tr></thead>
 <tbody>
 {% for group in groups %}
 <tr><th scope="row" class="name">{{ group.family }}</th>
-<td class="n">{{ group.layers }}</td><td>{{ group.reason }}</td></tr>
+<td class="n">{{ group.layers }}</td><td>{{ group.reason }}</td>
+<td>{{ group.entry_points | join(", ") }}</td></tr>
 {% endfor %}
 </tbody>
 </table>
 </div>
 {% endfor %}
+<h2>Functions that are knowingly not warmed</h2>
+<div class="scroll">
+<table>
+<thead><tr><th scope="col">reason</th>
+<th scope="col">functions of vllm.utils.deep_gemm</th></tr></thead>
+<tbody>
+{% for reason, functions in knowingly.items() %}
+<tr><th scope="row">{{ reason }}</th>
+<td class="name">{{ functions | join(", ") }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
 <h2>Build times</h2>
 {% if builds %}
 <div class="scroll">

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from ..left_out import by_reason
 from ..plan import Registered, Skipped, Unregistered
 from .coverage import EntryPointRow, LeftOut, Tally, summarize
 from .values import Report, SpecResult
@@ -105,6 +106,7 @@ def screen(report: Report) -> str:
         *_left_out("not registered", coverage.unregistered),
         *_left_out("left out", coverage.rejected),
         *_unreached(coverage.unreached),
+        _knowingly_left_out(),
     ]
     body = [line for row in coverage.entry_points for line in _entry_point(row)]
     return "\n".join(_fit(head, body, tail))
@@ -163,6 +165,11 @@ def _unreached(entry_points: Sequence[str]) -> list[str]:
     if not entry_points:
         return []
     return [_short(f"not reached by this model: {', '.join(entry_points)}")]
+
+
+def _knowingly_left_out() -> str:
+    counts = (f"{len(names)} {reason}" for reason, names in by_reason().items())
+    return _short(f"knowingly left out: {', '.join(counts)}")
 
 
 def _short(line: str) -> str:
