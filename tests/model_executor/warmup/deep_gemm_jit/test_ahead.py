@@ -1,7 +1,6 @@
 """Building begins with the layers' construction; the profiling run waits for it."""
 
 import copy
-import dataclasses
 import json
 import os
 import pathlib
@@ -31,26 +30,17 @@ WRAPPER = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
 BEGIN = pathlib.Path(__file__).with_name("begin.py")
 
 
-@dataclasses.dataclass(frozen=True)
-class Begun:
-    """What the ranks of begin.py answered, and what was printed beside that."""
-
-    ranks: list[dict[str, Any]]
-    printed: list[str]
-
-
-Begin = Callable[..., Begun]
+Begin = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
 def begin(fake_nvcc_environment: dict[str, str], tmp_path: pathlib.Path) -> Begin:
     """Run begin.py with two compilers at once, which log that they were called.
 
-    ``line`` is shell, run by each compiler before it compiles its last argument's
-    source, ``$source``.
+    ``line`` is shell that each compiler runs before it compiles the file ``$source``.
     """
 
-    def begin(ranks: int, *given: object, line: str = ":", **variables: str) -> Begun:
+    def begin(ranks: int, *given: object, line: str = ":", **variables: str) -> Any:
         fake = pathlib.Path(fake_nvcc_environment["CUDA_HOME"], "bin", "nvcc")
         nvcc = tmp_path / "cuda" / "bin" / "nvcc"
         nvcc.parent.mkdir(parents=True)
@@ -76,8 +66,7 @@ def begin(fake_nvcc_environment: dict[str, str], tmp_path: pathlib.Path) -> Begi
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        *printed, answers = done.stdout.splitlines()
-        return Begun(json.loads(answers), printed + done.stderr.splitlines())
+        return json.loads(done.stdout.splitlines()[-1])
 
     return begin
 
@@ -87,7 +76,7 @@ def test_each_kernel_is_compiled_once_and_before_the_first_gemm_runs(
     begin: Begin, tmp_path: pathlib.Path, ranks: int
 ) -> None:
     """Of an engine of several ranks as of one; counted by the compiler itself."""
-    answers = begin(ranks, 320, 832).ranks
+    answers = begin(ranks, 320, 832)
     cache = kernel_caches.deep_gemm(tmp_path / "cache")
     built = len(cache.entries())
     assert built > 5
@@ -105,7 +94,7 @@ def test_a_long_prompt_after_a_short_one_builds_nothing_on_any_rank(
 ) -> None:
     """G14: (576, 7168) on eight ranks; the profiling run has 5 rows."""
     given = ["--k", 7168, "--limit", 8192, "--profile", 5]
-    answers = begin(8, 576, *given, "--serve", 7857, "--serve", 8192).ranks
+    answers = begin(8, 576, *given, "--serve", 7857, "--serve", 8192)
     assert len(answers) == 8
     for answer in answers:
         assert answer["warmed"] == answer["all"] == answers[0]["warmed"] > 5
@@ -136,7 +125,7 @@ def test_a_rank_that_fails_is_named_while_another_compiles_and_the_rest_go_on(
             f'if grep -q "320, 768" $source && mkdir {tmp_path}/slow; '
             f"then {waits}; touch {tmp_path}/slow-is-done; fi"
         ),
-    ).ranks
+    )
     (line,) = answers[3]["warned"]
     assert line.startswith("DeepGEMM warmup (rank 3, Broken, max_tokens 512): ")
     assert "RuntimeError: no such luck; the engine starts" in line
@@ -152,17 +141,18 @@ def test_a_rank_that_fails_is_named_while_another_compiles_and_the_rest_go_on(
 
 
 @pytest.mark.slow
-def test_eight_ranks_with_ten_shapes_print_few_lines(begin: Begin) -> None:
+def test_eight_ranks_with_ten_shapes_log_few_lines(begin: Begin) -> None:
     """G60: progress, estimate and closing line, none of them on a terminal."""
     sizes = range(320, 320 + 10 * 64, 64)
     begun = begin(8, *sizes, "--limit", 64, line="sleep 1")
-    lines = [line for line in begun.printed if "DeepGEMM warmup" in line]
+    assert len(begun) == 8
+    lines = [line for answer in begun for line in answer["said"]]
     assert [line for line in lines if "kernels to build" in line]
     assert len([line for line in lines if "kernels built, " in line]) > 2, lines
     (closing,) = [line for line in lines if "DeepGEMM warmup complete" in line]
     assert "10 shapes" in closing
     # One in 5 s: on a busy machine it takes longer than ten lines.
-    longest = max(answer["seconds"] for answer in begun.ranks)
+    longest = max(answer["seconds"] for answer in begun)
     assert len(lines) <= max(10, 3 + longest / 5), lines
 
 
@@ -172,13 +162,12 @@ def test_the_estimate_and_its_warning_come_before_the_first_build(
     begin: Begin, tmp_path: pathlib.Path, timeout: int, warns: bool
 ) -> None:
     """G33: a compiler that waits for it would fail without it."""
-    begun = begin(
+    (answer,) = begin(
         1,
         *(320, "--signal", "kernels to build"),
         line=wait_until(f"[ -e {tmp_path}/signal ]"),
         VLLM_ENGINE_READY_TIMEOUT_S=str(timeout),
     )
-    (answer,) = begun.ranks
     cache = kernel_caches.deep_gemm(tmp_path / "cache")
     built = len(cache.entries())
     assert answer["all"] == built > 2
