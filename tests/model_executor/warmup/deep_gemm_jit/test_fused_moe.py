@@ -4,6 +4,7 @@ Its module takes hours to build: here its choice of kernels, of its own header, 
 and test_partial_fused_moe.py makes the calls.
 """
 
+import functools
 import pathlib
 import re
 import subprocess
@@ -22,12 +23,14 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
     FusedMoeSpec,
     RowRange,
+    Target,
 )
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
 from ...real_layers import FP8, make_experts
 from .specs import fused_moe_spec
 
+H100 = Target(9, 0, 132)
 STRATEGY = STRATEGIES[EntryPoint.FLASHINFER_CUTLASS_FUSED_MOE]
 # N, K, experts, SMs, most tokens: a line for each number of tokens.
 Choose = Callable[[int, int, int, int, int], list[str]]
@@ -65,12 +68,19 @@ def choose(tmp_path_factory: pytest.TempPathFactory) -> Choose:
     return choose
 
 
+MODELS = [
+    pytest.param(7168, 2048),
+    pytest.param(2048, 768),
+    *(
+        pytest.param(*sizes, marks=pytest.mark.slow)
+        for sizes in [(4096, 1536), (4096, 14336), (6144, 16384), (5120, 64)]
+    ),
+]
+
+
 @pytest.mark.parametrize("sms", [132, 114, 78])
 @pytest.mark.parametrize("experts", [1, 2, 3, 4, 8, 9, 16, 20, 32, 64, 128, 256])
-@pytest.mark.parametrize(
-    ("hidden", "width"),
-    [(7168, 2048), (2048, 768), (4096, 1536), (4096, 14336), (6144, 16384), (5120, 64)],
-)
+@pytest.mark.parametrize(("hidden", "width"), MODELS)
 def test_each_class_of_tokens_is_called_once_with_its_fewest(
     hidden: int, width: int, experts: int, sms: int, choose: Choose
 ) -> None:
@@ -91,6 +101,16 @@ def test_each_class_of_tokens_is_called_once_with_its_fewest(
         assert fewest_tokens(spec, sms) == wanted
 
 
+def test_every_row_ends_where_no_kernel_is_new() -> None:
+    spec = fused_moe_spec(7168, 2048, 32)
+    sampled, every = (
+        [shape.rows for shape in STRATEGY.shapes(spec, H100, every_row=every_row)]
+        for every_row in (False, True)
+    )
+    assert sampled == fewest_tokens(spec, 132)
+    assert every == list(range(1, sampled[-1] + 1))
+
+
 def test_a_range_that_starts_later_starts_there() -> None:
     spec = fused_moe_spec(7168, 2048, 32, rows=RowRange(20, 40))
     assert fewest_tokens(spec, 132) == [20, 25, 32]
@@ -106,8 +126,16 @@ def layer(
     )
 
 
-def test_no_module_is_built_for_it(layer: Any, device: torch.device) -> None:
+def test_no_module_is_built_for_it(
+    layer: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would take hours, and the engine's profile run has built it."""
+    from flashinfer.fused_moe import core
+
+    def build(*_: Any) -> None:
+        pytest.fail("a build was started")
+
+    monkeypatch.setattr(core, "get_cutlass_fused_moe_module", functools.cache(build))
     plan = make_plan(torch.nn.ModuleList([layer]), 96)
     (spec,) = plan.specs
     backend = Backend(device, read_target(device), read_kernel_caches())
@@ -119,7 +147,19 @@ def test_no_module_is_built_for_it(layer: Any, device: torch.device) -> None:
     assert left == []
 
 
-def test_weights_that_were_freed_are_not_replaced(device: torch.device) -> None:
+@pytest.fixture
+def loaded_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the profile run had loaded the module; nothing of it is called."""
+    from flashinfer.fused_moe import core
+
+    loader = functools.cache(lambda backend: None)
+    loader("90")
+    monkeypatch.setattr(core, "get_cutlass_fused_moe_module", loader)
+
+
+def test_weights_that_were_freed_are_not_replaced(
+    loaded_module: None, device: torch.device
+) -> None:
     spec = fused_moe_spec(512, 256, 4)
     freed = (torch.empty(0, device=device),) * 4
     for weights in (None, freed):
@@ -128,7 +168,10 @@ def test_weights_that_were_freed_are_not_replaced(device: torch.device) -> None:
 
 
 def test_the_operator_gets_what_serving_gives_it(
-    layer: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    layer: Any,
+    loaded_module: None,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its module is not here, so both calls are caught in front of it."""
     from vllm.model_executor.layers.fused_moe.experts import flashinfer_cutlass_moe
@@ -168,6 +211,8 @@ def test_the_operator_gets_what_serving_gives_it(
     )
     STRATEGY.call(operands, Shape(tokens))
     serving, ours = caught
+    # test_partial_fused_moe.py: serving finds the kernels, and less memory is taken.
+    assert ours.pop("use_fused_finalize") is False
     for name in serving.keys() | ours.keys():
         assert _described(ours.get(name)) == _described(serving.get(name)), name
 

@@ -58,17 +58,6 @@ class FlashInferFusedMoe(Strategy[FusedMoeSpec, Shape, FusedMoeOperands]):
     def shapes(
         self, spec: FusedMoeSpec, target: Target, *, every_row: bool
     ) -> list[Shape]:
-        """Return the fewest tokens of every class.
-
-        Raises:
-            RuntimeError: The operator's module is not in this process.
-
-        """
-        if not _module_is_loaded():
-            raise RuntimeError(
-                "FlashInfer's module of fused experts is not loaded, and building it "
-                "takes longer than a start may; the flashinfer-jit-cache package has it"
-            )
         tokens = fewest_tokens(spec, target.sm_count)
         if every_row:
             tokens = list(range(spec.rows.first, tokens[-1] + 1))
@@ -86,9 +75,15 @@ class FlashInferFusedMoe(Strategy[FusedMoeSpec, Shape, FusedMoeOperands]):
         """Take the layer's own weights: there is no room for others of their size.
 
         Raises:
-            ValueError: They are not on ``device``, or were freed.
+            RuntimeError: The operator's module is not in this process.
+            ValueError: The weights are not on ``device``, or were freed.
 
         """
+        if not _module_is_loaded():
+            raise RuntimeError(
+                "FlashInfer's module of fused experts is not loaded, and building it "
+                "takes longer than a start may; the flashinfer-jit-cache package has it"
+            )
         if weights is None or not all(is_usable(tensor, device) for tensor in weights):
             raise ValueError("the weights of its layers were freed or moved")
         activation = torch.zeros(
@@ -130,6 +125,9 @@ class FlashInferFusedMoe(Strategy[FusedMoeSpec, Shape, FusedMoeOperands]):
                 MoEActivation[spec.activation]
             ),
             use_deepseek_fp8_block_scale=True,
+            # It decides nothing here, and gets us a runner of our own: serving's has
+            # memory for the most rows that it ever saw at each call.
+            use_fused_finalize=False,
         )
 
 
