@@ -99,6 +99,7 @@ def build(folder: Path, scratch: Path) -> Path:
 
     """
     os.environ["FLASHINFER_WORKSPACE_BASE"] = str(scratch)
+    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = "9.0a"
     os.environ |= toolchain.variables(toolchain.read_facts(os.environ))
     from flashinfer.jit.fused_moe import gen_cutlass_fused_moe_sm90_module
     from flashinfer.version import __version__
@@ -123,12 +124,12 @@ def _compile(spec: object, scratch: Path) -> list[Path]:
         "other_gemms.cpp": (_OTHER_GEMMS, "moe_gemm_kernels_bf16_fp8.cu"),
     }
     for name, (text, model) in own.items():
-        source, real = scratch / name, commands[model]
+        source, (compiler, *words) = scratch / name, commands[model]
         source.write_text(text)
-        place = real.index("-c") + 1
-        folder = Path(real[place]).parent
-        commands[name] = [*real, f"-I{folder}"]
-        commands[name][place] = str(source)
+        place = words.index("-c") + 1
+        folder = Path(words[place]).parent
+        words[place] = str(source)
+        commands[name] = [compiler, f"-I{folder}", *words]
     names = {name: _nvcc(commands[name]) for name in (*_LAUNCHING, "runner.cu")}
     names |= {name: _cxx(commands[name]) for name in (*_HOST, "other_gemms.cpp")}
     outputs = {name: scratch / f"{name}.o" for name in names}

@@ -5,6 +5,7 @@ and test_partial_fused_moe.py makes the calls.
 """
 
 import functools
+import importlib.util
 import pathlib
 import re
 import subprocess
@@ -36,22 +37,28 @@ STRATEGY = STRATEGIES[EntryPoint.FLASHINFER_CUTLASS_FUSED_MOE]
 Choose = Callable[[int, int, int, int, int], list[str]]
 
 
+def _folder_of(package: str) -> pathlib.Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return pathlib.Path(spec.submodule_search_locations[0])
+
+
 @pytest.fixture(scope="module")
 def choose(tmp_path_factory: pytest.TempPathFactory) -> Choose:
-    import flashinfer
-    import nvidia.cu13
-
-    data = pathlib.Path(flashinfer.__file__).parent / "data"
+    data = _folder_of("flashinfer") / "data"
     own = data / "csrc" / "nv_internal"
-    cuda = pathlib.Path(next(iter(nvidia.cu13.__path__)))
     program = tmp_path_factory.mktemp("choice") / "choice"
     source = pathlib.Path(__file__).with_name("flashinfer_choice.cpp")
-    includes = [own / "tensorrt_llm", own, data / "cutlass" / "include"]
-    subprocess.run(
-        ["c++", "-std=c++17", "-O1", "-w", "-fpermissive", source, "-o", program]
-        + [f"-I{folder}" for folder in [*includes, cuda / "include"]],
-        check=True,
-    )
+    includes = [
+        own / "tensorrt_llm",
+        own,
+        data / "cutlass" / "include",
+        _folder_of("nvidia.cu13") / "include",
+    ]
+    flags = ["-std=c++17", "-O1", "-w", "-fpermissive"]
+    flags += [f"-I{folder}" for folder in includes]
+    subprocess.run(["c++", *flags, str(source), "-o", str(program)], check=True)
     kernels = own / "tensorrt_llm/kernels/cutlass_kernels/fp8_blockscale_gemm"
     text = (kernels / "fp8_blockscale_gemm_kernel.cuh").read_text()
     ((of_h20, below_there, below),) = re.findall(
