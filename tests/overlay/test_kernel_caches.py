@@ -29,7 +29,11 @@ def test_both_libraries_have_their_folder() -> None:
     ("make", "marker", "name"),
     [
         (deep_gemm, ".committed", "sm90_fp8_gemm_1d2d.0f"),
-        (flashinfer, "nvcc_kernel.cubin", "gemm_swapAB_6144_4096_64_16_128_1_8_1"),
+        (
+            flashinfer,
+            "nvcc_kernel.cubin",
+            "gemm_swapAB_6144_4096_128_16_128_1_81_8_1_Normal",
+        ),
     ],
 )
 def test_an_entry_is_a_folder_with_its_marker(

@@ -137,11 +137,12 @@ def deep_gemm_root(environ: Mapping[str, str] | None = None) -> Path:
 def flashinfer(root: Path) -> KernelCache:
     """Of the folder in `TRTLLM_DG_CACHE_DIR`: FlashInfer's own DeepGEMM.
 
-    FlashInfer 0.7.2 (its compiler.cuh) makes an entry's folder, compiles, and
-    renames the kernel into it: a compile that failed leaves a folder.
+    FlashInfer 0.7.2 (its compiler.cuh) makes an entry's folder, which is named after
+    numbers and a type, compiles, and renames the kernel into it: a compile that failed
+    leaves a folder.
     """
     kernel = "nvcc_kernel.cubin"
-    return KernelCache(root, kernel, kernel, r"[A-Za-z]\w*(_\d+){4,}", True)
+    return KernelCache(root, kernel, kernel, r"gemm(_swapAB)?(_\d+){4,}_[A-Z]\w*", True)
 
 
 def read_kernel_caches(

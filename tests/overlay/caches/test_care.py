@@ -155,7 +155,11 @@ def test_what_cannot_be_moved_is_named_with_a_remedy(cache: KernelCache) -> None
 def test_flashinfer_builds_in_place(tmp_path: Path) -> None:
     """A folder without a kernel may be one that is being built."""
     cache = flashinfer(tmp_path)
-    names = [f"gemm_swapAB_6144_4096_64_16_128_1_8_{n}" for n in range(3)]
+    names = [
+        "gemm_swapAB_6144_4096_128_16_128_1_81_8_1_Normal",
+        "gemm_swapAB_6144_4096_128_24_128_8_68_6_1_GroupedWithOffset",
+        "gemm_6144_4096_128_128_128_8_58_5_1_GroupedWithOffset",
+    ]
     for name in names:
         (cache.folder / name).mkdir(parents=True)
     (cache.folder / names[0] / "kernel.cu").write_text("being built")

@@ -7,6 +7,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EinsumSpec,
     EntryPoint,
     ExpertRouting,
+    FusedMoeSpec,
     GemmSpec,
     HcPrenormSpec,
     MaskedSpec,
@@ -121,6 +122,30 @@ def masked_spec(n: int, k: int, groups: int, capacity: int) -> MaskedSpec:
         ue8m0_cast=True,
         capacity=capacity,
     )
+
+
+def fused_moe_spec(
+    hidden: int, width: int, experts: int, **fields: Any
+) -> FusedMoeSpec:
+    """Gated experts on FlashInfer, one rank of eight; ``fields`` are any others."""
+    columns, blocks = hidden // 128, width // 128
+    given: dict[str, Any] = {
+        "entry_point": EntryPoint.FLASHINFER_CUTLASS_FUSED_MOE,
+        "w13_rows": 2 * width,
+        "rows": RowRange(1, 8192),
+        "w13_scale": TensorLayout(
+            (experts, 2 * blocks, columns),
+            (2 * blocks * columns, columns, 1),
+            "float32",
+        ),
+        "w2_scale": TensorLayout(
+            (experts, columns, blocks), (columns * blocks, blocks, 1), "float32"
+        ),
+        "activation": "SILU",
+        "tp": (0, 1),
+        "ep": (3, 8),
+    }
+    return FusedMoeSpec(hidden=hidden, width=width, experts=experts, **given | fields)
 
 
 def hc_prenorm_spec(k: int, limit: int, splits: SplitRule) -> HcPrenormSpec:

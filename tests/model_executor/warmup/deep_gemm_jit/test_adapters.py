@@ -20,11 +20,13 @@ from vllm.model_executor.warmup.deep_gemm_jit.plan import (
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
     ExpertRouting,
+    FusedMoeSpec,
     HcPrenormSpec,
     MaskedSpec,
     RowRange,
     ScaleLayout,
     SplitRule,
+    TensorLayout,
 )
 
 from ...real_layers import FP8, make_experts, make_mla
@@ -80,12 +82,43 @@ def test_experts_on_another_backend_have_nothing_to_warm(experts: Made) -> None:
     assert make_plan(torch.nn.ModuleList([experts("triton")]), LIMIT).specs == ()
 
 
-def test_experts_on_flashinfer_are_named_as_not_warmed(experts: Made) -> None:
-    (outcome,) = make_plan(
-        torch.nn.ModuleList([experts("flashinfer_cutlass")]), LIMIT
-    ).outcomes
+def test_experts_on_flashinfer_are_described_as_one(experts: Made) -> None:
+    """As the base's operator gets them; the weights as they are after loading."""
+    layer: Any = experts("flashinfer_cutlass")
+    plan = make_plan(torch.nn.ModuleList([layer]), LIMIT)
+    (spec,) = plan.specs
+    assert isinstance(spec, FusedMoeSpec)
+    assert (spec.hidden, spec.width, spec.w13_rows) == (HIDDEN, WIDTH, 2 * WIDTH)
+    assert (spec.experts, spec.activation) == (EXPERTS, "SILU")
+    assert (spec.tp, spec.ep) == ((0, 1), (0, 1))
+    assert spec.rows == RowRange(1, LIMIT)
+    weights = plan.weights[spec]
+    assert weights is not None
+    w13, w13_scale, w2, w2_scale = weights
+    assert w13.shape == (EXPERTS, 2 * WIDTH, HIDDEN)
+    assert w2.shape == (EXPERTS, HIDDEN, WIDTH)
+    for scale, layout in ((w13_scale, spec.w13_scale), (w2_scale, spec.w2_scale)):
+        assert TensorLayout.of(scale) == layout
+
+
+def test_ranks_and_blocks_of_experts_on_flashinfer(
+    experts: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer: Any = experts("flashinfer_cutlass")
+    fused = layer._quant_method.moe_kernel.impl.fused_experts
+    monkeypatch.setattr(fused, "ep_rank", 3)
+    monkeypatch.setattr(fused, "ep_size", 8)
+    monkeypatch.setattr(fused.moe_config.moe_parallel_config, "sp_size", 5)
+    (spec,) = make_plan(torch.nn.ModuleList([layer]), LIMIT).specs
+    assert isinstance(spec, FusedMoeSpec)
+    assert spec.ep == (3, 8)
+    assert spec.rows == RowRange(1, 100)
+    monkeypatch.setattr(
+        type(fused), "block_shape", property(lambda _: [64, 128]), raising=False
+    )
+    (outcome,) = make_plan(torch.nn.ModuleList([layer]), LIMIT).outcomes
     assert isinstance(outcome, Skipped)
-    assert "not warmed" in outcome.reason
+    assert "[64, 128]" in outcome.reason
 
 
 def test_ranks_that_share_the_tokens_of_a_step_send_equal_parts(

@@ -5,6 +5,7 @@ of them moves, these tests fail.
 """
 
 import gc
+import importlib
 import inspect
 import os
 import pathlib
@@ -358,6 +359,9 @@ def test_the_private_names_of_the_base_are_there() -> None:
     names = {name for _, name, _, _ in monitor._seams()}
     assert {*monitor._FUNCTIONS, "_fp8_gemm_nt_impl"} <= names
     assert set(monitor._HOST_ONLY) <= set(vars(deep_gemm_utils))
+    # An engine has loaded the modules that its layers run on.
+    for module in monitor._FLASHINFER:
+        importlib.import_module(module)
     watched = {entry_point for *_, entry_point, _ in monitor._seams()}
     # A name that no watched function has is one that never counts.
     assert watched >= set(EntryPoint)

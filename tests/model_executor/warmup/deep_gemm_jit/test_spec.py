@@ -19,6 +19,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import (
 
 from .specs import (
     einsum_spec,
+    fused_moe_spec,
     grouped_spec,
     hc_prenorm_spec,
     linear_spec,
@@ -32,6 +33,7 @@ LINEAR = linear_spec(576, 7168)
 GROUPED = grouped_spec(576, 7168)
 EINSUM = einsum_spec(2, 1024, 4096, 8192)
 MASKED = masked_spec(4096, 7168, 9, 2048)
+FUSED = fused_moe_spec(hidden=7168, width=2048, experts=32)
 HYPER = hc_prenorm_spec(16384, 8192, SplitRule.BUCKETED)
 ANOTHER_VALUE: dict[str, Any] = {
     "entry_point": EntryPoint.M_GROUPED_FP8_GEMM_NT_CONTIGUOUS,
@@ -70,6 +72,7 @@ def test_a_message_of_an_indexer_names_what_decides(spec: Spec, shape: str) -> N
         paged_logits_spec(page=TensorLayout((0,), (1,), "uint8")),
         metadata_spec(page_states=0),
         metadata_spec(rows=RowRange(1, 0)),
+        fused_moe_spec(hidden=7168, width=2048, experts=0),
     ],
     ids=str,
 )
@@ -79,7 +82,7 @@ def test_what_cannot_be_built_says_so(spec: Spec) -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [LINEAR, GROUPED, EINSUM, MASKED, HYPER, *INDEXER],
+    [LINEAR, GROUPED, EINSUM, MASKED, FUSED, HYPER, *INDEXER],
     ids=lambda spec: spec.entry_point,
 )
 def test_a_spec_survives_json(spec: Spec) -> None:

@@ -12,10 +12,10 @@ EXPECTED_ROWS_STEP = 16
 
 
 class EntryPoint(enum.StrEnum):
-    """Functions that a spec can name: DeepGEMM's, and FlashInfer's one.
+    """Functions that a spec can name: DeepGEMM's, and two of FlashInfer's.
 
     FlashInfer carries a DeepGEMM of its own, with a compiler and a cache folder
-    of its own, which it runs for few rows.
+    of its own, which it runs for few rows and for its experts.
     """
 
     FP8_GEMM_NT = "fp8_gemm_nt"
@@ -24,6 +24,7 @@ class EntryPoint(enum.StrEnum):
     FP8_EINSUM = "fp8_einsum"
     TF32_HC_PRENORM_GEMM = "tf32_hc_prenorm_gemm"
     FLASHINFER_FP8_BLOCKSCALE_GEMM = "flashinfer_fp8_blockscale_gemm"
+    FLASHINFER_CUTLASS_FUSED_MOE = "flashinfer_cutlass_fused_moe"
     FP8_FP4_MQA_LOGITS = "fp8_fp4_mqa_logits"
     FP8_FP4_PAGED_MQA_LOGITS = "fp8_fp4_paged_mqa_logits"
     GET_PAGED_MQA_LOGITS_METADATA = "get_paged_mqa_logits_metadata"
@@ -336,6 +337,61 @@ class MaskedSpec(GemmSpec):
         return super().problem()
 
 
+@dataclasses.dataclass(frozen=True, order=True, kw_only=True)
+class FusedMoeSpec(Spec):
+    """Both GEMMs of a layer of experts, which FlashInfer's one operator runs.
+
+    Activations are bfloat16 (tokens, hidden), w13 is float8_e4m3fn (experts, w13_rows,
+    hidden) and w2 (experts, hidden, width). ``rows`` are numbers of tokens before
+    routing: they decide on the kernels, and how many experts a token has does not.
+
+    Attributes:
+        hidden: Columns of the activations.
+        width: Columns that w2 takes.
+        w13_rows: Columns that w13 gives: twice ``width`` where there is a gate.
+        experts: Local experts.
+        w13_scale: Block scale of w13, as the layer holds it.
+        w2_scale: Block scale of w2.
+        activation: Name of a ``MoEActivation`` of the base.
+        tp: Rank and size of the tensor-parallel group, as serving passes them.
+        ep: Rank and size of the expert-parallel group.
+
+    """
+
+    hidden: int
+    width: int
+    w13_rows: int
+    experts: int
+    w13_scale: TensorLayout
+    w2_scale: TensorLayout
+    activation: str
+    tp: tuple[int, int]
+    ep: tuple[int, int]
+
+    @property
+    def shape(self) -> str:
+        return f"hidden={self.hidden} width={self.width}, {self.experts} experts"
+
+    def problem(self) -> str | None:
+        if min(self.hidden, self.width, self.w13_rows, self.experts) < 1:
+            return f"experts without rows or columns ({self})"
+        return super().problem()
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        tp_rank, tp_size = value["tp"]
+        ep_rank, ep_size = value["ep"]
+        return super().from_json(
+            {
+                **value,
+                "w13_scale": TensorLayout.from_json(value["w13_scale"]),
+                "w2_scale": TensorLayout.from_json(value["w2_scale"]),
+                "tp": (tp_rank, tp_size),
+                "ep": (ep_rank, ep_size),
+            }
+        )
+
+
 class SplitRule(enum.StrEnum):
     """The function of the base that splits K for a number of rows.
 
@@ -384,6 +440,7 @@ _SPEC_OF: Mapping[EntryPoint, type[Spec]] = {
     EntryPoint.FP8_EINSUM: EinsumSpec,
     EntryPoint.TF32_HC_PRENORM_GEMM: HcPrenormSpec,
     EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: GemmSpec,
+    EntryPoint.FLASHINFER_CUTLASS_FUSED_MOE: FusedMoeSpec,
     EntryPoint.FP8_FP4_MQA_LOGITS: MqaLogitsSpec,
     EntryPoint.FP8_FP4_PAGED_MQA_LOGITS: PagedMqaLogitsSpec,
     EntryPoint.GET_PAGED_MQA_LOGITS_METADATA: PagedMqaMetadataSpec,

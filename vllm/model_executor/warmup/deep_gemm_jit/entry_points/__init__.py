@@ -9,6 +9,7 @@ from typing import Any
 
 from ..spec import EntryPoint
 from .einsum import Einsum
+from .fused_moe import FlashInferFusedMoe
 from .gemm import FlashInferGemm, PlainGemm
 from .grouped import GroupedContiguousGemm
 from .hc_prenorm import HcPrenormGemm
@@ -25,6 +26,7 @@ STRATEGIES: Mapping[EntryPoint, Strategy[Any, Any, Any]] = {
     EntryPoint.FP8_EINSUM: Einsum(),
     EntryPoint.TF32_HC_PRENORM_GEMM: HcPrenormGemm(),
     EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM: FlashInferGemm(),
+    EntryPoint.FLASHINFER_CUTLASS_FUSED_MOE: FlashInferFusedMoe(),
     EntryPoint.FP8_FP4_MQA_LOGITS: MqaLogits(),
     EntryPoint.FP8_FP4_PAGED_MQA_LOGITS: PagedMqaLogits(),
     EntryPoint.GET_PAGED_MQA_LOGITS_METADATA: PagedMqaMetadata(),
