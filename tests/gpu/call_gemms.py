@@ -391,7 +391,12 @@ def load_library(folder: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["deep_gemm"] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        # As an import statement does: the next one shall not find half of it.
+        del sys.modules["deep_gemm"]
+        raise
     return module
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,4 @@ def test_a_folder_that_is_no_library_says_what_its_import_raises(
     (tmp_path / "__init__.py").write_text("from . import missing")
     with pytest.raises(ImportError, match="missing"):
         call_gemms.load_library(tmp_path)
+    assert "deep_gemm" not in sys.modules
