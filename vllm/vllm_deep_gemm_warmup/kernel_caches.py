@@ -134,6 +134,12 @@ def deep_gemm_root(environ: Mapping[str, str] | None = None) -> Path:
     return Path(given) if given else vllm_root(environ) / "deep_gemm"
 
 
+def deep_gemm_is_named(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether DeepGEMM is told of a folder: by the operator, or already by vLLM."""
+    environ = os.environ if environ is None else environ
+    return bool(environ.get("DG_JIT_CACHE_DIR"))
+
+
 def flashinfer(root: Path) -> KernelCache:
     """Of the folder in `TRTLLM_DG_CACHE_DIR`: FlashInfer's own DeepGEMM.
 

@@ -330,7 +330,8 @@ def table(result: Result) -> str:
             ", "
         ),
         "base": f"vllm {result.base}, {side}, commit {result.commit}",
-        "device": f"{where}, tensor parallel {facts['tp']}, {facts['pp']} stages",
+        "device": f"{where}, tensor parallel {facts['tp']}, "
+        f"pipeline parallel {facts['pp']}",
         "mode": f"{facts['mode']}, runner {facts['runner']}, kernel {facts['kernel']}, "
         f"at most {facts['limit']} rows{more}",
         "nvcc": result.nvcc,

@@ -77,8 +77,6 @@ SPECS: dict[str, Spec] = {
     "metadata": metadata_spec(rows=RowRange(1, 70)),
     "metadata of four": metadata_spec(rows=RowRange(1, 70), next_n=4),
 }
-# What depends on the SM count in a way of its own, for the default run.
-FEW = ("plain", "w2, one id a row", "hyper-connections", "metadata of four")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +133,6 @@ def swept(
     "case",
     [
         pytest.param(Case(132, tuple(SPECS)), id="132"),
-        pytest.param(Case(78, FEW), id="78 few"),
         pytest.param(Case(78, tuple(SPECS)), id="78", marks=pytest.mark.slow),
     ],
 )

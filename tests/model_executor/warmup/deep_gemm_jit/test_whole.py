@@ -20,10 +20,11 @@ from .specs import linear_spec
 
 HERE = pathlib.Path(__file__).parent
 LIMIT = 256
-# The masked GEMM takes several ranks, FlashInfer's a module of minutes.
+# The masked GEMM takes several ranks, FlashInfer's two modules of minutes and of hours.
 ELSEWHERE = {
     EntryPoint.FP8_M_GROUPED_GEMM_NT_MASKED,
     EntryPoint.FLASHINFER_FP8_BLOCKSCALE_GEMM,
+    EntryPoint.FLASHINFER_CUTLASS_FUSED_MOE,
 }
 # Built and not used: when `wo_a` is constructed, nothing says yet that an einsum will
 # run it, and its kernels are begun with then (`ahead.py`) as a plain layer's.

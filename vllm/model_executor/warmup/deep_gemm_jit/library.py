@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -71,7 +70,7 @@ def _say_imported_before() -> None:
     from vllm.logger import init_logger
 
     early = [name for name in _MODULES if name in sys.modules]
-    if early and not os.environ.get("DG_JIT_CACHE_DIR"):
+    if early and not kernel_caches.deep_gemm_is_named():
         init_logger(__name__).info_once(
             "DeepGEMM library (%s): it was imported before vLLM has named its cache; "
             "if it has built a kernel since, it goes on building in ~/.dj; set "

@@ -4,7 +4,6 @@ import dataclasses
 import sys
 
 import torch
-from vllm.utils.flashinfer import flashinfer_cutlass_fused_moe
 
 from ..operands import is_usable
 from ..provider import Weights
@@ -100,6 +99,7 @@ class FlashInferFusedMoe(Strategy[FusedMoeSpec, Shape, FusedMoeOperands]):
         from vllm.model_executor.layers.quantization.utils.flashinfer_utils import (
             activation_to_flashinfer_type,
         )
+        from vllm.utils.flashinfer import flashinfer_cutlass_fused_moe
 
         spec, tokens = operands.spec, shape.rows
         device = operands.activation.device
