@@ -8,7 +8,6 @@ name, how many kernels were compiled, whether the cache is as it was before, and
 vLLM logged of DeepGEMM.
 """
 
-import argparse
 import importlib
 import json
 import logging
@@ -164,7 +163,7 @@ class Restarts:
         log = start.Log()
         logging.getLogger("vllm").addHandler(log)
         plugin.register()
-        options = argparse.Namespace(sizes=case.sizes, bf16=False, limit=64)
+        options = start.parse([str(size) for size in case.sizes])
         with tempfile.TemporaryDirectory() as folder:
             start.start(pathlib.Path(folder), options)
         lines = {

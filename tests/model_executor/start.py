@@ -25,6 +25,7 @@ import os
 import pathlib
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -136,6 +137,7 @@ def start(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
     logging.getLogger("vllm").setLevel(logging.INFO)
     device = torch.device("cuda", 0)
     with one_rank(folder) as config:
+        config.scheduler_config.max_num_batched_tokens = options.limit
         layers = [
             load(make_linear(config, device, n, 256, FP8, prefix=f"layers.{n}"))
             for n in options.sizes
@@ -204,7 +206,8 @@ def start_ranks(folder: pathlib.Path, options: argparse.Namespace) -> None:
         sys.exit(f"ranks ended with {statuses}")
 
 
-def main() -> None:
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a start."""
     parser = argparse.ArgumentParser()
     parser.add_argument("sizes", nargs="*", type=int)
     parser.add_argument("--bf16", action="store_true")
@@ -212,7 +215,11 @@ def main() -> None:
     parser.add_argument("--einsum", action="store_true")
     parser.add_argument("--ranks", type=int)
     parser.set_defaults(limit=64)
-    options = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         if options.ranks:
             start_ranks(pathlib.Path(folder), options)

@@ -45,7 +45,7 @@ def said(line: dict[str, Any], text: str) -> list[str]:
 def test_a_full_cache_is_not_touched(starts: dict[str, Any], case: str) -> None:
     """G53, and G47: the library through a link."""
     line = starts[case]
-    assert starts["fill"]["compiled"] > 10
+    assert starts["fill"]["compiled"] > 5
     assert (line["compiled"], line["warned"]) == (0, [])
     assert line["same"]
     assert said(line, FULL)
