@@ -243,17 +243,19 @@ FEW = [
 ]
 ALL = [
     *cases(SHAPES),
-    *(
-        case
-        for sms in (132, 78)
-        for prefix_sum in (True, False)
-        for case in expert_cases(sms, 8192, prefix_sum=prefix_sum)
-    ),
+    *expert_cases(132, 8192),
+    *expert_cases(78, 1000),
     # The tokens of eight ranks.
     *expert_cases(132, 8 * 8192, counted=True),
     *expert_cases(78, 1000, counted=True),
     *context_cases(),
     linear_case("G11", PLAIN, 8192, 132),
+]
+# Run by hand, since so many tokens take long.
+MORE = [
+    *expert_cases(78, 8192),
+    *expert_cases(132, 8192, prefix_sum=False),
+    *expert_cases(78, 8192, prefix_sum=False),
 ]
 OTHER_FUNCTIONS = [
     # G05: irregular prompts up to 10349.
@@ -300,6 +302,7 @@ def sweep(
     [
         pytest.param(FEW, id="few"),
         pytest.param(ALL, id="all", marks=pytest.mark.slow),
+        pytest.param(MORE, id="more", marks=pytest.mark.long),
         pytest.param(OTHER_FUNCTIONS, id="others", marks=pytest.mark.slow),
     ],
 )
@@ -357,7 +360,7 @@ def test_hyper_connections_split_by_another_device_s_sm_count(
         assert result["first"], result
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sweep_first", [False, True], ids=["missing", "unneeded"])
 @pytest.mark.parametrize("sms", [132, 78])
 def test_the_rows_of_an_encoder_end_where_no_kernel_is_new(
