@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,11 @@ from vllm_deep_gemm_warmup.kernel_caches import EntryState, deep_gemm
 from vllm_deep_gemm_warmup.offline import archive
 from vllm_deep_gemm_warmup.proof import run, server, workload
 from vllm_deep_gemm_warmup.proof.client import Endpoint, send
-from vllm_deep_gemm_warmup.proof.environment import caches, server_environment
+from vllm_deep_gemm_warmup.proof.environment import (
+    caches,
+    server_environment,
+    socket_folder,
+)
 from vllm_deep_gemm_warmup.proof.settings import Settings, parse
 from vllm_deep_gemm_warmup.toolchain import facts
 
@@ -47,19 +51,17 @@ def python_without(folders: list[Path]) -> list[str]:
 class Host:
     """A machine that serves the small model, with one cache for all its starts."""
 
-    def __init__(self, environ: Mapping[str, str], others: Path, folder: Path) -> None:
-        self._base, self._others = environ, others
+    def __init__(
+        self, environ: Mapping[str, str], others: Path, folder: Path, sockets: Path
+    ) -> None:
+        self._base, self._others, self._sockets = environ, others, sockets
         command = [str(MODELS / SMALL), "--kernel=deep_gemm", "--nvcc=fake"]
         kept = [f"--keep-cache={folder / 'kept'}", f"--other-caches={others}"]
         self.settings: Settings = parse([*command, *kept])
-        self._where = caches(self.settings, folder)
+        self._where = caches(self.settings, folder, sockets)
         self.cache = deep_gemm(self._where.deep_gemm)
         self.environ = server_environment(self.settings, self._where, environ)
-        # A socket's path holds 107 characters.
-        self.environ |= {
-            "VLLM_RPC_BASE_PATH": "/tmp",
-            "VLLM_WORKER_MULTIPROC_METHOD": "fork",
-        }
+        self.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         self.log = folder / "log"
         self._late, self._ready = folder / "late", folder / "ready"
         self._put_a_slow_compiler_in_place(folder / "nvcc")
@@ -67,7 +69,7 @@ class Host:
     def without_nvcc(self, folder: Path) -> "Host":
         """Another host, with an empty cache."""
         (folder / "host").mkdir()
-        other = Host(self._base, self._others, folder / "host")
+        other = Host(self._base, self._others, folder / "host", self._sockets)
         for name in ("DG_JIT_NVCC_COMPILER", "TRTLLM_DG_NVCC_COMPILER", "CUDA_HOME"):
             other.environ.pop(name, None)
         command = [*python_without(toolkits()), *other.settings.vllm[1:]]
@@ -121,9 +123,11 @@ def host(
     runs: Runs,
     bare_environment: Mapping[str, str],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Host:
+) -> Iterator[Host]:
     """Of the machine's environment, without its toolkits; one cache for all tests."""
-    return Host(bare_environment, runs.caches, tmp_path_factory.mktemp("host"))
+    with socket_folder() as sockets:
+        folder = tmp_path_factory.mktemp("host")
+        yield Host(bare_environment, runs.caches, folder, sockets)
 
 
 def engine_of(leader: int) -> int:
