@@ -1,6 +1,8 @@
 """Decides when a server is ready, and that nothing of it is left when it ends."""
 
+import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -9,7 +11,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,11 @@ ERROR_LINES = 5
 _ERROR = re.compile(r"\b\w*(Error|Exception): |: error: ")
 # A group that ignores SIGINT for this long gets SIGTERM, then SIGKILL.
 GRACE_SECONDS = 20.0
+# Above the ports of well-known services, below those that Linux gives by default.
+FIRST_PORT = 20000
+LAST_PORT = 32768
+PORTS_TRIED = 100
+_SYSTEM_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class ServerError(RuntimeError):
@@ -36,11 +42,28 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port of the loopback address that nothing listens on now.
+
+    The server binds it seconds later, when it has imported vLLM. Until then a port that
+    the system gives to whoever asks for none could be taken by any connection, as those
+    of another server's ranks are; so one is drawn from below them, where there are any.
+    """
+    chosen = range(FIRST_PORT, min(_first_of_the_system(), LAST_PORT))
+    drawn = random.sample(chosen, k=min(len(chosen), PORTS_TRIED))
+    for port in (*drawn, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise OSError("no port of 127.0.0.1 is free")
+
+
+def _first_of_the_system() -> int:
+    """The first port that Linux gives to a socket that names none (ip(7))."""
+    try:
+        return int(_SYSTEM_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return LAST_PORT
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
@@ -128,7 +151,7 @@ def _wait_until_healthy(
         time.sleep(POLL_SECONDS)
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(
     command: Sequence[str],
     environ: Mapping[str, str],

@@ -182,12 +182,13 @@ def test_the_operator_gets_what_serving_gives_it(
 ) -> None:
     """Its module is not here, so both calls are caught in front of it."""
     from vllm.model_executor.layers.fused_moe.experts import flashinfer_cutlass_moe
-    from vllm.model_executor.warmup.deep_gemm_jit.entry_points import fused_moe
+    from vllm.utils import flashinfer
 
     caught: list[dict[str, Any]] = []
-    for caller in (flashinfer_cutlass_moe, fused_moe):
+    # Serving took the name when it was imported, we take it at the call.
+    for module in (flashinfer_cutlass_moe, flashinfer):
         monkeypatch.setattr(
-            caller, "flashinfer_cutlass_fused_moe", lambda **given: caught.append(given)
+            module, "flashinfer_cutlass_fused_moe", lambda **given: caught.append(given)
         )
     tokens, top_k = 7, 2
     experts = layer._quant_method.moe_kernel.impl.fused_experts

@@ -1,0 +1,41 @@
+"""A server's port is one that nothing else is given while the server starts."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from vllm_deep_gemm_warmup.proof import server
+
+SYSTEM_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def test_the_system_gives_the_port_to_nobody() -> None:
+    first, last = map(int, SYSTEM_PORTS.read_text().split())
+    if first <= server.FIRST_PORT:
+        pytest.skip(f"the system gives ports from {first} on")
+    for _ in range(50):
+        port = server.free_port()
+        assert not first <= port <= last
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+
+def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", server.free_port()))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(server, "FIRST_PORT", port)
+        monkeypatch.setattr(server, "LAST_PORT", port + 1)
+        assert server.free_port() != port
+
+
+@pytest.mark.parametrize("text", ["1024\t65535\n", "", None])
+def test_without_ports_of_its_own_any_free_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "range"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(server, "_SYSTEM_PORTS", path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", server.free_port()))
