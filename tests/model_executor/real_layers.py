@@ -149,7 +149,7 @@ def make_bf16_layers(config: Any, device: torch.device) -> list[torch.nn.Module]
         return [load(layer) for layer in layers]
 
 
-def make_experts(
+def construct_experts(
     config: Any,
     device: torch.device,
     experts: int,
@@ -159,21 +159,31 @@ def make_experts(
     quantization: dict[str, Any],
     prefix: str,
 ) -> torch.nn.Module:
-    """Make and load a layer of ``experts`` of (``hidden``, ``width``)."""
+    """Make a layer of ``experts`` of (``hidden``, ``width``), not loaded."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 
     with engine(config, device), set_current_vllm_config(config):
-        return load(
-            FusedMoEFactory(
-                experts,
-                top_k,
-                hidden,
-                width,
-                quant_config=quantization_config(quantization),
-                prefix=prefix,
-            )
+        runner: torch.nn.Module = FusedMoEFactory(
+            experts,
+            top_k,
+            hidden,
+            width,
+            quant_config=quantization_config(quantization),
+            prefix=prefix,
         )
+    return runner
+
+
+def make_experts(
+    config: Any, device: torch.device, *arguments: Any, **named: Any
+) -> torch.nn.Module:
+    """Make and load what ``construct_experts`` makes."""
+    from vllm.config import set_current_vllm_config
+
+    layer = construct_experts(config, device, *arguments, **named)
+    with engine(config, device), set_current_vllm_config(config):
+        return load(layer)
 
 
 def run_experts(

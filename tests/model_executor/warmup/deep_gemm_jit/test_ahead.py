@@ -18,12 +18,19 @@ import torch
 from vllm.model_executor.warmup.deep_gemm_jit import ahead
 from vllm.model_executor.warmup.deep_gemm_jit.entry_points import STRATEGIES
 from vllm.model_executor.warmup.deep_gemm_jit.kernels import json_of
+from vllm.model_executor.warmup.deep_gemm_jit.plan import plan_layers
+from vllm.model_executor.warmup.deep_gemm_jit.spec import EntryPoint
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm_deep_gemm_warmup import kernel_caches, standin
 from vllm_deep_gemm_warmup.compiling.session import Session
 from vllm_deep_gemm_warmup.compiling.store import spec_key
 
-from ...real_layers import FP8, load
+from ...real_layers import (
+    COMPRESSED_TENSORS,
+    FP8,
+    construct_experts,
+    load,
+)
 
 DEADLINE = 300
 WRAPPER = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
@@ -232,6 +239,54 @@ def test_a_layer_s_kernels_are_begun_with_when_it_is_constructed(
         assert {spec_key(json_of(spec)) for spec in ours} == set(session.plans)
     finally:
         ahead.end()
+
+
+@pytest.mark.parametrize(
+    ("quantization", "hidden"),
+    [(FP8, 512), (COMPRESSED_TENSORS, 640)],
+    ids=["fp8", "compressed-tensors"],
+)
+def test_the_kernels_of_experts_are_begun_with_when_the_next_layer_is_constructed(
+    begun: Callable[[int], Session | None],
+    vllm_config: Any,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    quantization: dict[str, Any],
+    hidden: int,
+) -> None:
+    """And they are those that the loaded experts will run."""
+    monkeypatch.setattr(vllm_config.kernel_config, "moe_backend", "deep_gemm")
+    sizes = 4, 2, hidden, 256
+    experts = construct_experts(
+        vllm_config, device, *sizes, quantization, prefix="layers.0.mlp.experts"
+    )
+    assert begun(hidden) is not None
+    assert ahead._process.ahead is not None
+    begun_with = set(ahead._process.ahead.announced)
+
+    load(experts)
+    limit = vllm_config.scheduler_config.max_num_batched_tokens
+    specs = plan_layers([("experts", experts)], limit).specs
+    assert len(specs) == 2
+    assert set(specs) <= begun_with
+
+
+@pytest.mark.parametrize("backend", ["triton", "flashinfer_cutlass"])
+def test_experts_that_run_elsewhere_are_not_begun_with(
+    begun: Callable[[int], Session | None],
+    vllm_config: Any,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+) -> None:
+    monkeypatch.setattr(vllm_config.kernel_config, "moe_backend", backend)
+    construct_experts(
+        vllm_config, device, 4, 2, 512, 256, FP8, prefix="layers.0.mlp.experts"
+    )
+    begun(448)
+    assert ahead._process.ahead is not None
+    kinds = {spec.entry_point for spec in ahead._process.ahead.announced}
+    assert kinds == {EntryPoint.FP8_GEMM_NT}
 
 
 def test_an_engine_that_is_told_to_warm_nothing_begins_nothing(

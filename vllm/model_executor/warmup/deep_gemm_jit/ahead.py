@@ -1,8 +1,9 @@
 """Decides when building starts: as layers are constructed, behind the weights' load.
 
-A layer's kernel knows its shape when it is constructed. What it will run is planned and
-built from then on by a session's processes, and the first GEMM, which is one of vLLM's
-memory-profiling run, waits for them: the library would build the same kernels again.
+A layer's kernel knows its shape when it is constructed, and so do experts that stand
+before it. What they will run is planned and built from then on by a session's
+processes, and the first GEMM, which is one of vLLM's memory-profiling run, waits for
+them: the library would build the same kernels again.
 """
 
 import logging
@@ -53,6 +54,8 @@ class Ahead:
         self.work, self.max_tokens = work, max_tokens
         self.announced: dict[Spec, str] = {}
         self.waited = False
+        # Layers that have said what they will run once they are loaded.
+        self._heard: set[str] = set()
 
     def add(self, specs: Iterable[Spec], reason: str) -> None:
         """Have the kernels of specs built, where they are not there yet."""
@@ -73,6 +76,15 @@ class Ahead:
                     continue
                 doubt = describe_doubt([spec], self.work.config)
             self.work.begin(doubt).add_spec(json_of(spec))
+
+    def add_constructed(self, layers: Mapping[str, torch.nn.Module]) -> None:
+        """Begin with what layers will run that are constructed and not loaded yet."""
+        from .plan import Registered, plan_unloaded
+
+        new = [(name, each) for name, each in layers.items() if name not in self._heard]
+        plan = plan_unloaded(new, self.max_tokens)
+        self._heard |= {outcome.name for outcome in plan.select(Registered)}
+        self.add(plan.specs, AT_CONSTRUCTION)
 
     def wait(self) -> None:
         """Wait until all that is known is built, or has failed."""
@@ -118,6 +130,8 @@ def announce(ask: Ask, config: "VllmConfig") -> None:
         if _process.ahead is None:
             _process.ahead = _begin(config)
         _process.ahead.add(ask(_process.ahead.max_tokens), AT_CONSTRUCTION)
+        # Experts have no constructor of ours: those that stand before this kernel.
+        _process.ahead.add_constructed(config.compilation_config.static_forward_context)
     # Engine start: the warmup does the same later, and reports what is wrong.
     except Exception as error:
         _give_up(error)

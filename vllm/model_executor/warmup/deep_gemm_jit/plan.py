@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from . import engine
-from .adapters import adapt
+from .adapters import adapt, adapt_unloaded
 from .provider import (
     PROVIDER_ATTRIBUTE,
     NamesEntryPoints,
@@ -146,6 +146,19 @@ def plan_layers(layers: Iterable[tuple[str, torch.nn.Module]], max_tokens: int) 
     return walk.plan
 
 
+def plan_unloaded(
+    layers: Iterable[tuple[str, torch.nn.Module]], max_tokens: int
+) -> Plan:
+    """Ask these layers what they will run once they are loaded.
+
+    Only those that know it have an outcome.
+    """
+    walk = _Walk()
+    for name, module in layers:
+        walk.visit_constructed(name, module, max_tokens)
+    return walk.plan
+
+
 class _Walk:
     """What the modules have answered so far, each asked once."""
 
@@ -175,6 +188,13 @@ class _Walk:
             self._take(*_ask(speaker, name, module, max_tokens))
         if silent is not None:
             self.outcomes.append(silent)
+
+    def visit_constructed(
+        self, name: str, module: torch.nn.Module, max_tokens: int
+    ) -> None:
+        for provider in adapt_unloaded(module):
+            speaker = _Speaker(provider, adapter=True)
+            self._take(*_ask(speaker, name, module, max_tokens))
 
     def visit_unloaded(self, max_tokens: int) -> None:
         """Ask the kernels of layers that were not loaded by way of our hook.

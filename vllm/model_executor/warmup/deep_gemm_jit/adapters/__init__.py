@@ -26,3 +26,8 @@ _ADAPTERS: Sequence[Callable[[torch.nn.Module], list[WarmupProvider]]] = (
 def adapt(module: torch.nn.Module) -> list[WarmupProvider]:
     """Return the providers that speak for ``module``; none if no adapter fits."""
     return [provider for ask in _ADAPTERS for provider in ask(module)]
+
+
+def adapt_unloaded(module: torch.nn.Module) -> list[WarmupProvider]:
+    """Return the providers that know what ``module`` runs before it is loaded."""
+    return experts.adapt_unloaded(module)

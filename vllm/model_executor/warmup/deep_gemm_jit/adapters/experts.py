@@ -1,5 +1,6 @@
 """Decides what block-FP8 experts run: a grouped GEMM for each of two weights."""
 
+import dataclasses
 import enum
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from .loaded import is_a
 # They tell the experts how many tokens each got (ExpertTokensMetadata.make_from_list).
 HOST_COUNTS = ("DeepEPHTPrepareAndFinalize", "DeepEPV2PrepareAndFinalize")
 
+_CHOOSES, _RUNS = "TritonOrDeepGemmExperts", "DeepGemmExperts"
+_GROUPED = {_CHOOSES, _RUNS}
 _RUNNER = ("vllm.model_executor.layers.fused_moe.runner.moe_runner", "MoERunner")
 
 
@@ -30,7 +33,24 @@ def adapt(module: torch.nn.Module) -> list[WarmupProvider]:
     experts = _deep_gemm_experts(experts_of(module))
     if experts is None:
         return []
-    return [GroupedExperts(experts, weight) for weight in ExpertWeight]
+    counted = _are_counted(module)
+    return [GroupedExperts(experts, weight, counted) for weight in ExpertWeight]
+
+
+def adapt_unloaded(module: torch.nn.Module) -> list[WarmupProvider]:
+    """Return a provider for each weight that DeepGEMM's experts will have.
+
+    They say what they will run once they are loaded, if that is known: their method
+    has chosen DeepGEMM, and scales keep the form in which they are created.
+    """
+    if not is_a(module, *_RUNNER) or packs_scales():
+        return []
+    experts = _experts_to_come(module)
+    if experts is None:
+        return []
+    config = experts.moe_config
+    counted = config.use_deepep_ht_kernels or config.use_deepep_v2_kernels
+    return [GroupedExperts(experts, weight, counted) for weight in ExpertWeight]
 
 
 def experts_of(module: torch.nn.Module) -> Any | None:
@@ -45,11 +65,34 @@ def experts_of(module: torch.nn.Module) -> Any | None:
 def _deep_gemm_experts(experts: Any) -> Any | None:
     """Return the object whose ``apply`` calls the grouped GEMM, or None."""
     names = {cls.__name__ for cls in type(experts).__mro__}
-    if "TritonOrDeepGemmExperts" in names:
+    if _CHOOSES in names:
         # It takes Triton only where is_deep_gemm_e8m0_used() is False and the
         # shape does not fit; the DeepGEMM kernels are the ones to have ready.
         return experts.experts
-    return experts if "DeepGemmExperts" in names else None
+    return experts if _RUNS in names else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _ExpertsToCome:
+    """What the experts that a method will make have of what a provider reads."""
+
+    block_shape: Sequence[int]
+    moe_config: Any
+    w1_scale: torch.Tensor
+    w2_scale: torch.Tensor
+
+
+def _experts_to_come(runner: Any) -> _ExpertsToCome | None:
+    method, routed = runner._quant_method, runner.routed_experts
+    chosen = getattr(method, "experts_cls", None)
+    # Other methods name a class as well, of experts in other formats.
+    if chosen is None or not _GROUPED & {cls.__name__ for cls in chosen.__mro__}:
+        return None
+    name = getattr(method, "weight_scale_name", "weight_scale")
+    scales = [getattr(routed, f"{which.value}_{name}", None) for which in ExpertWeight]
+    if any(scale is None or scale.ndim != 3 for scale in scales):
+        return None
+    return _ExpertsToCome(method.weight_block_size, method.moe, *scales)
 
 
 class ExpertWeight(enum.Enum):
@@ -83,6 +126,10 @@ class Experts:
 
 class GroupedExperts(Experts):
     """Describes one grouped contiguous GEMM of block-FP8 experts."""
+
+    def __init__(self, experts: Any, which: ExpertWeight, counted: bool) -> None:
+        super().__init__(experts, which)
+        self._counted = counted
 
     def get_deep_gemm_warmup_entry_points(
         self, layer: torch.nn.Module
@@ -124,7 +171,7 @@ class GroupedExperts(Experts):
                 routing=ExpertRouting(
                     routed.top_k,
                     _uses_prefix_sum(routed.activation),
-                    counted=_are_counted(layer),
+                    counted=self._counted,
                 ),
             )
         ]
