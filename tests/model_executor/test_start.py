@@ -43,6 +43,7 @@ def test_an_old_compiler_is_found_before_the_weights_and_named_once(
     assert old["CUDA_HOME"] in line
 
 
+@pytest.mark.slow
 def test_a_library_that_cannot_be_imported_is_named_and_not_used(
     environ: dict[str, str], tmp_path: pathlib.Path
 ) -> None:
@@ -65,10 +66,18 @@ raise ImportError("undefined symbol: cuFoo")
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("assert False, 'no CUDA home'", "AssertionError: no CUDA home"),
-        (NO_COPY, "ImportError: undefined symbol: cuFoo"),
+        pytest.param(
+            "assert False, 'no CUDA home'",
+            "AssertionError: no CUDA home",
+            id="asserts a toolkit",
+        ),
+        pytest.param(
+            NO_COPY,
+            "ImportError: undefined symbol: cuFoo",
+            id="and vllm has no copy",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["asserts a toolkit", "and vllm has no copy"],
 )
 def test_a_library_that_raises_is_quoted_and_not_used(
     environ: dict[str, str], tmp_path: pathlib.Path, text: str, reason: str

@@ -296,14 +296,22 @@ def sweep(
     return results
 
 
-@pytest.mark.parametrize("sweep_first", [False, True], ids=["missing", "unneeded"])
 @pytest.mark.parametrize(
-    "wanted",
+    ("wanted", "sweep_first"),
     [
-        pytest.param(FEW, id="few"),
-        pytest.param(ALL, id="all", marks=pytest.mark.slow),
-        pytest.param(MORE, id="more", marks=pytest.mark.long),
-        pytest.param(OTHER_FUNCTIONS, id="others", marks=pytest.mark.slow),
+        # The other order by default: test_whole.py.
+        pytest.param(FEW, False, id="few-missing"),
+        pytest.param(FEW, True, id="few-unneeded", marks=pytest.mark.slow),
+        pytest.param(ALL, False, id="all-missing", marks=pytest.mark.slow),
+        pytest.param(ALL, True, id="all-unneeded", marks=pytest.mark.slow),
+        pytest.param(MORE, False, id="more-missing", marks=pytest.mark.long),
+        pytest.param(MORE, True, id="more-unneeded", marks=pytest.mark.long),
+        pytest.param(
+            OTHER_FUNCTIONS, False, id="others-missing", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            OTHER_FUNCTIONS, True, id="others-unneeded", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_sampled_rows_and_all_rows_take_the_same_kernels(
