@@ -10,7 +10,6 @@ for once the weights are in.
 """
 
 import json
-import os
 import pathlib
 import sys
 import time
@@ -19,8 +18,9 @@ from typing import Any
 import torch
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "model_executor"))
-from real_layers import (  # type: ignore[import-not-found]
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+from tests.model_executor.children import fork_ranks
+from tests.model_executor.real_layers import (
     FP8,
     load,
     make_linear,
@@ -64,24 +64,8 @@ def main() -> None:
     """Fork the ranks and print what they say."""
     folder, case = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
     prepare_ranks(folder)
-    children = []
-    for rank in range(case["ranks"]):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                answer = json.dumps(start(folder, rank, case))
-                (folder / f"answer-{rank}").write_text(answer)
-                status = 0
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    if any(os.waitpid(child, 0)[1] for child in children):
-        sys.exit("a rank failed")
-    answers = [folder / f"answer-{rank}" for rank in range(case["ranks"])]
-    print(json.dumps([json.loads(answer.read_text()) for answer in answers]))
+    answers = fork_ranks(folder, case["ranks"], lambda rank: start(folder, rank, case))
+    print(json.dumps(answers))
 
 
 if __name__ == "__main__":

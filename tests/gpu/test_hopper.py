@@ -12,19 +12,24 @@ from typing import Any
 
 import pytest
 
+from .gemm_specs import gemm_spec
+
 pytestmark = pytest.mark.gpu
 
 SWEEP = (
     pathlib.Path(__file__).parents[1] / "model_executor/warmup/deep_gemm_jit/sweep.py"
 )
+# Qwen3-0.6B's qkv_proj.
 CASE = {
     "name": "Qwen3-0.6B qkv",
-    "n": 4096,
-    "k": 1024,
     "sms": None,
-    "first": 1,
-    "limit": 8192,
-    "layout": "column-major-tma-aligned",
+    "spec": gemm_spec(
+        "fp8_gemm_nt",
+        n=4096,
+        k=1024,
+        rows={"first": 1, "last": 8192},
+        weight_scale={"shape": [32, 8], "stride": [8, 1], "dtype": "float32"},
+    ),
 }
 
 OVERLAP = """

@@ -21,7 +21,6 @@ import argparse
 import functools
 import json
 import logging
-import os
 import pathlib
 import sys
 import tempfile
@@ -32,8 +31,12 @@ import torch
 from vllm.utils import deep_gemm as deep_gemm_utils
 from vllm_deep_gemm_warmup import kernel_caches, toolchain
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from real_layers import (  # type: ignore[import-not-found]
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+from vllm.model_executor.warmup import deep_gemm_warmup as ours
+from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
+
+from tests.model_executor.children import fork_ranks
+from tests.model_executor.real_layers import (
     FP8,
     load,
     make_bf16_layers,
@@ -41,8 +44,6 @@ from real_layers import (  # type: ignore[import-not-found]
     one_rank,
     prepare_ranks,
 )
-from vllm.model_executor.warmup import deep_gemm_warmup as ours
-from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
 _MODELS = "vllm.models."
 # DeepGEMM under its two names, and the one module of ours that calls it.
@@ -187,23 +188,15 @@ def start_ranks(folder: pathlib.Path, options: argparse.Namespace) -> None:
     logger.handlers = [logging.StreamHandler()]
     logger.setLevel(logging.INFO)
     prepare_ranks(folder)
-    children = []
-    for rank in range(options.ranks):
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            device = torch.device("cuda", rank)
-            torch.cuda.set_device(device)
-            with one_rank(folder, rank, options.ranks) as config:
-                for n in options.sizes:
-                    make_linear(config, device, n, 256, FP8, prefix=f"layers.{n}")
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
-        children.append(pid)
-    statuses = [os.waitpid(pid, 0)[1] for pid in children]
-    if any(statuses):
-        sys.exit(f"ranks ended with {statuses}")
+
+    def construct(rank: int) -> None:
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        with one_rank(folder, rank, options.ranks) as config:
+            for n in options.sizes:
+                make_linear(config, device, n, 256, FP8, prefix=f"layers.{n}")
+
+    fork_ranks(folder, options.ranks, construct)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

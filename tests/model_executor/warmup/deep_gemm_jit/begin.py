@@ -15,9 +15,9 @@ warning, and how long the rank took, in seconds.
 """
 
 import argparse
+import functools
 import json
 import logging
-import os
 import pathlib
 import sys
 import time
@@ -27,8 +27,9 @@ from typing import Any
 import torch
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-from real_layers import (  # type: ignore[import-not-found]
+sys.path.insert(0, str(pathlib.Path(__file__).parents[4]))
+from tests.model_executor.children import fork_ranks
+from tests.model_executor.real_layers import (
     FP8,
     load,
     make_linear,
@@ -125,25 +126,8 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder
     prepare_ranks(folder)
-    children = []
-    for rank in range(options.ranks):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                found = start(options, rank)
-                (folder / f"answer-{rank}").write_text(json.dumps(found))
-                status = 0
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    statuses = [os.waitpid(child, 0)[1] for child in children]
-    if any(statuses):
-        sys.exit(f"ranks ended with {statuses}")
-    answers = [(folder / f"answer-{rank}").read_text() for rank in range(options.ranks)]
-    print(json.dumps([json.loads(answer) for answer in answers]))
+    start_rank = functools.partial(start, options)
+    print(json.dumps(fork_ranks(folder, options.ranks, start_rank)))
 
 
 if __name__ == "__main__":

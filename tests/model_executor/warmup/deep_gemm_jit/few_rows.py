@@ -21,8 +21,8 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import EntryPoint, GemmSpec
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 from vllm_deep_gemm_warmup import kernel_caches
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-from real_layers import (  # type: ignore[import-not-found]
+sys.path.insert(0, str(pathlib.Path(__file__).parents[4]))
+from tests.model_executor.real_layers import (
     FP8,
     load,
     make_linear,

@@ -18,6 +18,9 @@ from vllm.model_executor.warmup.deep_gemm_jit.backend import Backend, read_targe
 from vllm.model_executor.warmup.deep_gemm_jit.spec import GemmSpec, spec_from_json
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[4]))
+from tests.model_executor.children import in_child
+
 Weights = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -76,30 +79,18 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def run_in_child(case: dict[str, Any], cache: pathlib.Path) -> dict[str, Any]:
-    """Fork, build a case in an empty cache, and return what the child wrote."""
-    assert not torch.cuda.is_initialized()
-    cache.mkdir(parents=True)
-    answer = cache / "answer.json"
-    child = os.fork()
-    if child == 0:
-        try:
-            os.environ.update(case["environ"], DG_JIT_CACHE_DIR=str(cache))
-            answer.write_text(json.dumps(run(case)))
-        finally:
-            sys.stderr.flush()
-            os._exit(0)
-    os.waitpid(child, 0)
-    result: dict[str, Any] = json.loads(answer.read_text())
-    return result
-
-
 def main() -> None:
     root = pathlib.Path(os.environ["DG_JIT_CACHE_DIR"])
-    cases = json.loads(sys.argv[1])
-    print(
-        json.dumps([run_in_child(case, root / str(n)) for n, case in enumerate(cases)])
-    )
+    results = []
+    for number, case in enumerate(json.loads(sys.argv[1])):
+        cache = root / str(number)
+
+        def answer(case: dict[str, Any] = case, cache: pathlib.Path = cache) -> Any:
+            os.environ.update(case["environ"], DG_JIT_CACHE_DIR=str(cache))
+            return run(case)
+
+        results.append(in_child(cache, answer))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

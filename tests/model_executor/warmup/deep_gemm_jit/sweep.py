@@ -17,6 +17,9 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import spec_from_json
 from vllm.utils import deep_gemm as deep_gemm_utils
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[4]))
+from tests.model_executor.children import in_child
+
 
 def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
     """Warm and sweep one spec: its sampled calls, and those of every row."""
@@ -44,39 +47,19 @@ def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
     }
 
 
-def run_in_child(
-    case: dict[str, Any], cache: pathlib.Path, *, sweep_first: bool
-) -> dict[str, Any]:
-    """Fork, run the case with the cache folder, and return what the child wrote."""
-    assert not torch.cuda.is_initialized()
-    cache.mkdir(parents=True)
-    answer = cache / "answer.json"
-    child = os.fork()
-    if child == 0:
-        try:
-            os.environ["DG_JIT_CACHE_DIR"] = str(cache)
-            answer.write_text(json.dumps(run(case, sweep_first=sweep_first)))
-        finally:
-            sys.stderr.flush()
-            os._exit(0)
-    os.waitpid(child, 0)
-    result: dict[str, Any] = json.loads(answer.read_text())
-    return result
-
-
 def main() -> None:
     request = json.loads(sys.argv[1])
     root = pathlib.Path(os.environ["DG_JIT_CACHE_DIR"])
-    print(
-        json.dumps(
-            [
-                run_in_child(
-                    case, root / str(number), sweep_first=request["sweep_first"]
-                )
-                for number, case in enumerate(request["cases"])
-            ]
-        )
-    )
+    results = []
+    for number, case in enumerate(request["cases"]):
+        cache = root / str(number)
+
+        def answer(case: dict[str, Any] = case, cache: pathlib.Path = cache) -> Any:
+            os.environ["DG_JIT_CACHE_DIR"] = str(cache)
+            return run(case, sweep_first=request["sweep_first"])
+
+        results.append(in_child(cache, answer))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

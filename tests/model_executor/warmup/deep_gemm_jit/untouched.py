@@ -9,21 +9,21 @@ its model: a collective would not end. Prints JSON: what each rank logged of the
 and the bytes that it left on the device.
 """
 
+import functools
 import json
 import logging
-import os
 import pathlib
 import sys
 import time
 from typing import Any
 
 import torch
-from begin import Log  # type: ignore[import-not-found]
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1
 from vllm.model_executor.warmup.deep_gemm_warmup import deep_gemm_warmup
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-from real_layers import (  # type: ignore[import-not-found]
+sys.path.insert(0, str(pathlib.Path(__file__).parents[4]))
+from tests.model_executor.children import fork_ranks
+from tests.model_executor.real_layers import (
     FP8,
     load,
     make_experts,
@@ -33,6 +33,7 @@ from real_layers import (  # type: ignore[import-not-found]
     prepare_ranks,
     resident_bytes,
 )
+from tests.model_executor.warmup.deep_gemm_jit.begin import Log
 
 RANKS, LIMIT = 2, 96
 PATIENCE = 400.0
@@ -133,25 +134,8 @@ def start(folder: pathlib.Path, rank: int) -> Any:
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     prepare_ranks(folder)
-    children = []
-    for rank in range(RANKS):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                found = start(folder, rank)
-                (folder / f"answer-{rank}").write_text(json.dumps(found))
-                status = 0
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    statuses = [os.waitpid(child, 0)[1] for child in children]
-    if any(statuses):
-        sys.exit(f"ranks ended with {statuses}")
-    answers = [(folder / f"answer-{rank}").read_text() for rank in range(RANKS)]
-    print(json.dumps([json.loads(answer) for answer in answers]))
+    start_rank = functools.partial(start, folder)
+    print(json.dumps(fork_ranks(folder, RANKS, start_rank)))
 
 
 if __name__ == "__main__":
