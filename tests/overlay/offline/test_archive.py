@@ -23,10 +23,10 @@ from vllm_deep_gemm_warmup.offline.manifest import Manifest, cubin_digest
 from vllm_deep_gemm_warmup.proof.fake_nvcc import cubin
 from vllm_deep_gemm_warmup.toolchain import recorded
 
-from ..caches.entries import as_it_is, entry_name, write_entry
+from ..caches.entries import answer, as_it_is, entry_name, write_entry
 
 Members = dict[str, bytes]
-ANSWER = "Cuda compilation tools, release 13.0, V13.0.88\n"
+ANSWER = answer("13.0.88")
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_pack_of_what_engines_built_answers_for_their_compiler(
     (cache.root / "manifest.json").unlink()
     archive.pack(cache.root, tmp_path / "one.tar")
     archive.unpack(tmp_path / "one.tar", tmp_path / "one")
-    assert recorded.recorded_answer(tmp_path / "one") == "V13.0.88"
+    assert recorded.recorded_answer(tmp_path / "one") == ANSWER
     write_entry(cache, 8, version="13.0.96")
     archive.pack(cache.root, tmp_path / "two.tar")
     archive.unpack(tmp_path / "two.tar", tmp_path / "two")
@@ -183,6 +183,8 @@ def test_what_is_there_stays(file: Path, tmp_path: Path) -> None:
     write_entry(made, 8)
     mine = (made.folder / entry_name(1) / "meta.json").read_text()
     assert archive.unpack(file, made.root) == (2, 1)
+    # A host without an nvcc finds nothing, rather than half of it.
+    assert recorded.recorded_answer(made.root) is None
     assert (made.folder / entry_name(1) / "meta.json").read_text() == mine
     assert made.entries() == {entry_name(number) for number in (0, 1, 2, 8)}
 
@@ -246,11 +248,15 @@ def test_processes_with_one_clock_and_one_seed_do_not_collide(
     assert list((root / "tmp").iterdir()) == []
 
 
-def test_a_pack_of_another_compiler_is_refused(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["compile", "engines"])
+def test_a_pack_of_another_compiler_is_refused(
+    file: Path, tmp_path: Path, by: str
+) -> None:
     """A host without an nvcc would find the kernels of one of them alone."""
     made = deep_gemm(tmp_path / "new")
-    write_entry(made, 8)
-    recorded.record(made.root, ANSWER.replace("V13.0.88", "V13.0.96"))
+    write_entry(made, 8, version="13.0.96")
+    if by == "compile":
+        recorded.record(made.root, answer("13.0.96"))
     before = as_it_is(made.root)
     with pytest.raises(ArchiveError, match="another compiler"):
         archive.unpack(file, made.root)

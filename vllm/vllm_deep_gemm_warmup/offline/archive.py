@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,8 +57,9 @@ def pack(root: Path, file: Path) -> int:
         for path in _files(root, whole)
         if path.is_file() and not path.is_symlink()
     }
-    if (answer := recorded_answer(root) or _recorded_in(cache, whole)) is not None:
-        members[VERSION_TEXT] = answer.encode(errors="surrogateescape")
+    # Of two compilers neither answers for the other's kernels.
+    if len(compilers := _compilers(cache, whole)) == 1:
+        members[VERSION_TEXT] = compilers.pop().encode(errors="surrogateescape")
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     try:
         _write(temporary, members)
@@ -70,14 +71,16 @@ def pack(root: Path, file: Path) -> int:
     return len(whole)
 
 
-def _recorded_in(cache: KernelCache, entries: list[str]) -> str | None:
-    """What the compiler answered that built all of a folder, such as an engine's.
+def _compilers(cache: KernelCache, entries: Iterable[str]) -> set[str]:
+    """Return what the compilers of a folder answer: as recorded, else as entries say.
 
-    Of two compilers neither answers for the other's kernels.
+    A folder that engines filled has no record.
     """
+    recorded = recorded_answer(cache.root)
+    if recorded is not None:
+        return {recorded}
     known = (read_key_parts(cache.folder / entry) for entry in entries)
-    answers = {parts.compiler for parts in known if parts is not None}
-    return answers.pop() or None if len(answers) == 1 else None
+    return {parts.compiler for parts in known if parts is not None} - {""}
 
 
 def _files(root: Path, entries: list[str]) -> Iterator[Path]:
@@ -111,8 +114,8 @@ def unpack(file: Path, root: Path) -> tuple[int, int]:
 
     Raises:
         ArchiveError: it is no such file, a member has another name or kind than
-            `pack` writes, a checksum differs, or another compiler built what is
-            there: a host without one could find the kernels of only one of them.
+            `pack` writes, a checksum differs, or another compiler built all that
+            is there: a host without one could find the kernels of only one of them.
         OSError: the file cannot be read, or the folder written.
 
     """
@@ -193,10 +196,12 @@ def _check(file: Path, staged: Path, digests: dict[str, str]) -> None:
 
 
 def _check_compiler(file: Path, staged: Path, root: Path) -> None:
-    mine = recorded_answer(root)
-    if mine is None or not (staged / VERSION_TEXT).is_file():
+    if not (staged / VERSION_TEXT).is_file():
         return
-    if mine.encode(errors="surrogateescape") != (staged / VERSION_TEXT).read_bytes():
+    theirs = (staged / VERSION_TEXT).read_bytes().decode(errors="surrogateescape")
+    cache = deep_gemm(root)
+    mine = _compilers(cache, cache.entries())
+    if len(mine) == 1 and mine != {theirs}:
         raise ArchiveError(
             f"{file}: another compiler built it than what is in {root}; unpack it "
             "into a folder of its own"
@@ -246,6 +251,8 @@ def _publish(staged: Path, root: Path, entries: list[str]) -> tuple[int, int]:
         if not target.exists():
             path.replace(target)
     if (staged / VERSION_TEXT).is_file() and recorded_answer(root) is None:
-        text = (staged / VERSION_TEXT).read_bytes()
-        record(root, text.decode(errors="surrogateescape"))
+        text = (staged / VERSION_TEXT).read_bytes().decode(errors="surrogateescape")
+        # Where several built what was there, none answers for the others.
+        if _compilers(cache, cache.entries()) <= {text}:
+            record(root, text)
     return new, len(entries) - new
