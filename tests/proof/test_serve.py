@@ -68,6 +68,17 @@ FOLDERS = [
 FOLDERS += [long_direct(LONG), long_direct(LONG, "--device=h20", "--mode=graphs")]
 # Its experts run on DeepGEMM only where the operator asks for it.
 FOLDERS.append(direct(EXPERTS, "--", "--moe-backend=deep_gemm"))
+# Each rank's experts get the tokens of both.
+FOLDERS.append(
+    slow_direct(
+        EXPERTS,
+        "--dp=2",
+        "--max-num-batched-tokens=1024",
+        "--",
+        "--moe-backend=deep_gemm",
+        "--enable-expert-parallel",
+    )
+)
 FOLDERS += [slow_direct("deepseek-v3.2", "--mode=graphs")]
 FOLDERS += [long_direct("glm-5", "--mode=graphs")]
 # Slow: FlashInfer's module alone is four minutes of compiling.
@@ -109,7 +120,7 @@ SPECULATIVE.append(
 # Its `fc` and its wider first projection have shapes of their own.
 EAGLE3 = MODELS / "drafters" / "eagle3-llama-3-8b-fp8"
 SPECULATIVE.append(
-    long_direct(
+    slow_direct(
         "llama-3-8b-modelopt",
         "--",
         "--speculative-config="

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from vllm_deep_gemm_warmup.kernel_caches import deep_gemm
 from vllm_deep_gemm_warmup.offline.arguments import Serving
 from vllm_deep_gemm_warmup.offline.manifest import Manifest, cubin_digest, version_of
-from vllm_deep_gemm_warmup.offline.verify import doubts
+from vllm_deep_gemm_warmup.offline.verify import doubts, settings_of
 
 from ..caches.entries import entry_name, write_entry
 
@@ -76,3 +77,21 @@ def test_no_manifest_and_a_damaged_one_are_named(
         (root / "manifest.json").write_text(content)
     (line,) = doubts(root, SERVING)
     assert "manifest.json: " in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sizes"),
+    [
+        ((), (1, 1, 1)),
+        (("--tensor-parallel-size", "4", "--enable-expert-parallel"), (4, 1, 1)),
+        (("--tensor_parallel_size=2", "--pipeline_parallel_size", "3"), (2, 3, 1)),
+        (("-tp", "2", "-pp=2", "-dp", "4"), (2, 2, 4)),
+    ],
+)
+def test_the_engine_is_booted_with_as_many_devices_as_it_takes(
+    tmp_path: Path, arguments: tuple[str, ...], sizes: tuple[int, int, int]
+) -> None:
+    settings = settings_of(Serving("m", "h100", arguments), tmp_path, None)
+    assert (settings.tp, settings.pp, settings.dp) == sizes
+    assert settings.ranks == math.prod(sizes)
+    assert settings.extra == arguments

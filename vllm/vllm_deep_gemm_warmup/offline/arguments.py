@@ -12,9 +12,9 @@ from .. import toolchain
 from ..compiling.coordinator import Config
 from ..compiling.cpus import available_cpus
 from ..compiling.environment import Unplannable, compiler_text
-from ..proof.settings import DEVICES
+from ..proof.settings import DEVICES, UsageError
 from ..settings import read_settings
-from .ask import Needs, UsageError, ask
+from .ask import Needs, ask
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,15 @@ class Serving:
         return needs
 
 
-def add_serving(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, --device and --every-rank; other options are `vllm serve`'s."""
-    parser.usage = f"{parser.prog} MODEL [options] [vllm serve options]"
+def add_serving(parser: argparse.ArgumentParser, own: str = "MODEL") -> None:
+    """Add MODEL and --device; other options are `vllm serve`'s.
+
+    Args:
+        parser: Of a verb.
+        own: What the verb must be given, as its usage shows it.
+
+    """
+    parser.usage = f"{parser.prog} {own} [options] [vllm serve options]"
     parser.add_argument("model", metavar="MODEL", help="as for `vllm serve`: a folder "
         "with a config.json suffices")  # fmt: skip
     parser.add_argument("--device", default="h100",

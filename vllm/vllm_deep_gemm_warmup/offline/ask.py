@@ -17,6 +17,7 @@ from .. import standin
 from ..compiling import children
 from ..compiling.coordinator import Config
 from ..proof import fake_nvcc
+from ..proof.settings import UsageError
 from ..settings import WORKERS
 
 _PROGRAM = "vllm.model_executor.warmup.deep_gemm_jit.offline"
@@ -26,16 +27,12 @@ _DEVICES = 16
 _LINES = 15
 
 
-class UsageError(ValueError):
-    """The command line cannot be followed; the message is one line."""
-
-
 class AskError(RuntimeError):
     """vLLM failed while it was asked; the message ends with what it said."""
 
 
 @dataclass(frozen=True)
-class Share:
+class ShareNeeds:
     """What an engine runs on as many SMs as DeepGEMM may use at a time.
 
     Attributes:
@@ -86,7 +83,7 @@ class Needs:
 
     """
 
-    shares: tuple[Share, ...]
+    shares: tuple[ShareNeeds, ...]
     elsewhere: tuple[str, ...]
     unconfirmed: tuple[str, ...]
     ranks: int
@@ -118,7 +115,7 @@ class Needs:
 
         """
         lists = {name: tuple(v) for name, v in value.items() if isinstance(v, list)}
-        shares = tuple(map(Share.from_json, value["shares"]))
+        shares = tuple(map(ShareNeeds.from_json, value["shares"]))
         return cls(**{**value, **lists, "shares": shares})
 
 
@@ -214,14 +211,16 @@ def _run(
 
 
 def _needs(ranks: Sequence[Mapping[str, Any]]) -> Needs:
-    shares: dict[str, Share] = {}
+    shares: dict[str, ShareNeeds] = {}
     for share in (share for rank in ranks for share in rank["shares"]):
         known = shares.get(share["target"])
         before = known.specs if known else ()
         ours = [item["spec"] for item in share["specs"] if item["in_deep_gemm_cache"]]
         specs = {json.dumps(spec): spec for spec in (*before, *ours)}
         machine = known.machine if known else Config.from_json(share["config"])
-        shares[share["target"]] = Share(share["target"], machine, tuple(specs.values()))
+        shares[share["target"]] = ShareNeeds(
+            share["target"], machine, tuple(specs.values())
+        )
     every = [
         item for rank in ranks for share in rank["shares"] for item in share["specs"]
     ]

@@ -18,10 +18,11 @@ from ..compiling.coordinator import Config
 from ..compiling.session import Ended, Session
 from ..compiling.store import plain
 from ..kernel_caches import FOLDER, KernelCache, deep_gemm
+from ..proof.settings import UsageError
 from ..toolchain.recorded import FOLDER as RECORDED
 from ..toolchain.recorded import record
 from .arguments import Serving, add_serving, machines_for, read_serving
-from .ask import AskError, Needs, Share, UsageError
+from .ask import AskError, Needs, ShareNeeds
 from .manifest import FILE, Manifest, cubin_digest, version_of
 
 # There while a folder is not finished: what it is to become.
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         "rank, into a folder for DG_JIT_CACHE_DIR. Needs an nvcc, no GPU and no "
         "weights. Interrupted, the same command goes on.",
     )
-    add_serving(parser)
+    add_serving(parser, "MODEL --output DIR")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     given, serving = read_serving(parser, argv)
     root = given.output.absolute()
@@ -147,7 +148,7 @@ def _build_all(serving: Serving, needs: Needs, machines: Sequence[Config]) -> in
 
 
 def _build(
-    share: Share, machine: Config, progress: _Progress
+    share: ShareNeeds, machine: Config, progress: _Progress
 ) -> tuple[set[str], dict[str, Outcome], list[str]]:
     """Return what was planned, what became of it, and what could not be planned."""
     with Session(machine, progress.hear) as session:

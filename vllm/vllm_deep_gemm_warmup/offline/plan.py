@@ -12,8 +12,9 @@ from ..compiling.building import building_seconds
 from ..compiling.coordinator import Config
 from ..compiling.kernel import Kernel
 from ..compiling.session import Ended, Session
+from ..proof.settings import UsageError
 from .arguments import add_serving, machines_for, read_serving
-from .ask import AskError, Needs, Share, UsageError
+from .ask import AskError, Needs, ShareNeeds
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
-def find(share: Share, machine: Config) -> tuple[dict[str, Kernel], list[str]]:
+def find(share: ShareNeeds, machine: Config) -> tuple[dict[str, Kernel], list[str]]:
     """Return every kernel by its entry, and what could not be planned.
 
     Raises:

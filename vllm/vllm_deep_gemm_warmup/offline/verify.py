@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..proof import run, server
+from ..proof.environment import caches
 from ..proof.settings import Settings, UsageError, serve_options
 from .arguments import Serving, add_serving, read_serving
 from .manifest import Manifest, ManifestError, version_of
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         "What is built on the way is left in a copy: the folder stays as it is.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
-    add_serving(parser)
+    add_serving(parser, "DIR MODEL")
     parser.add_argument(
         "--log", type=Path, metavar="FILE", help="keep the engine's log"
     )
@@ -56,9 +57,8 @@ def _verify(folder: Path, serving: Serving, log: Path | None) -> int:
     with tempfile.TemporaryDirectory(
         prefix="vllm-deep-gemm-", ignore_cleanup_errors=True
     ) as name:
-        settings = _settings(serving, Path(name), log)
-        kernels = Path(name) / f"{settings.side}-{settings.nvcc}-nvcc" / "deep_gemm"
-        shutil.copytree(folder, kernels)
+        settings = settings_of(serving, Path(name), log)
+        shutil.copytree(folder, caches(settings, Path(name), Path(name)).deep_gemm)
         result = run.prove(settings, os.environ)
     run.show(result)
     built = result.deep_gemm_before + len(result.deep_gemm_after)
@@ -97,26 +97,38 @@ def doubts(folder: Path, serving: Serving) -> list[str]:
     ]
 
 
-def _settings(serving: Serving, kept: Path, log: Path | None) -> Settings:
+def settings_of(serving: Serving, kept: Path, log: Path | None) -> Settings:
+    """Return the run that boots what is to be served.
+
+    Args:
+        serving: Its sizes decide how many devices the stand-in has.
+        kept: For the caches.
+        log: Where the engine's log is kept; None: nowhere.
+
+    Raises:
+        UsageError: an option is not to be chosen.
+    """
     sizes = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for size in _SIZES:
         initial = f"-{size[0]}p"
         sizes.add_argument(initial, f"--{size}-parallel-size", type=int, default=1)
     sizes.add_argument("--max-num-batched-tokens", type=int, default=_LIMIT)
-    given, _ = sizes.parse_known_args(serving.arguments)
-    if given.data_parallel_size > 1:
-        raise UsageError(
-            "vllm serve: data-parallel engines are not booted here; verify them where "
-            "they are served (`prove`)"
-        )
+    given, _ = sizes.parse_known_args(list(map(_with_dashes, serving.arguments)))
     return Settings(
         model=Path(serving.model),
         device=serving.device,
         mode="eager" if "--enforce-eager" in serving.arguments else "graphs",
         tp=given.tensor_parallel_size,
         pp=given.pipeline_parallel_size,
+        dp=given.data_parallel_size,
         limit=given.max_num_batched_tokens,
         keep_cache=kept,
         log=log,
         extra=serve_options(serving.arguments),
     )
+
+
+def _with_dashes(word: str) -> str:
+    """Return an option as it is defined; vLLM takes underscores in its name as well."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word

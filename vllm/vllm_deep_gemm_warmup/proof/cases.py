@@ -81,6 +81,8 @@ def _command(settings: Settings) -> str:
         options.append(f"--tp={settings.tp}")
     if settings.pp > 1:
         options.append(f"--pp={settings.pp}")
+    if settings.dp > 1:
+        options.append(f"--dp={settings.dp}")
     if settings.limit != Settings.limit:
         options.append(f"--max-num-batched-tokens={settings.limit}")
     if settings.batch:

@@ -136,7 +136,7 @@ def server_environment(
 
         try:
             environ = standin.environment(
-                settings.device, devices=settings.tp * settings.pp, base_env=base_env
+                settings.device, devices=settings.ranks, base_env=base_env
             )
         # An unknown device, a real driver, no C compiler: the message says which.
         except (ValueError, RuntimeError) as error:

@@ -173,6 +173,8 @@ def serve_command(settings: Settings, port: int) -> list[str]:
         command.append("--enforce-eager")
     if settings.pp > 1:
         command.append(f"--pipeline-parallel-size={settings.pp}")
+    if settings.dp > 1:
+        command.append(f"--data-parallel-size={settings.dp}")
     if settings.tp > 1:
         command.append("--disable-custom-all-reduce")
     return [*command, *settings.extra]
@@ -331,7 +333,7 @@ def table(result: Result) -> str:
         ),
         "base": f"vllm {result.base}, {side}, commit {result.commit}",
         "device": f"{where}, tensor parallel {facts['tp']}, "
-        f"pipeline parallel {facts['pp']}",
+        f"pipeline parallel {facts['pp']}, data parallel {facts['dp']}",
         "mode": f"{facts['mode']}, runner {facts['runner']}, kernel {facts['kernel']}, "
         f"at most {facts['limit']} rows{more}",
         "nvcc": result.nvcc,

@@ -40,6 +40,7 @@ class Settings:
     nvcc: str = "real"
     tp: int = 1
     pp: int = 1
+    dp: int = 1
     limit: int = 8192
     context: int = 0
     batch: int = 0
@@ -57,6 +58,11 @@ class Settings:
     def side(self) -> str:
         """``stock`` or ``overlay``: whose warmup runs."""
         return "stock" if self.stock else "overlay"
+
+    @property
+    def ranks(self) -> int:
+        """How many devices the server takes."""
+        return self.tp * self.pp * self.dp
 
     def facts(self) -> dict[str, Any]:
         """Return the settings that decide on the result, as JSON values."""
@@ -113,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
         description="Boot `vllm serve` for a folder that holds a config.json, send "
         "463 prompt sizes and concurrent batches, and count the kernels built before "
         "and after it was ready. Exit status 0: every request was answered as asked "
-        "and no DeepGEMM kernel was built after ready.",
+        "and no DeepGEMM or FlashInfer kernel was built after ready.",
         epilog="`vllm-deep-gemm prove --matrix FOLDER` runs every model folder in "
         "FOLDER in every mode and prints a table; `prove --cases FILE` runs "
         "what a file names, with stock as well.",
@@ -130,6 +136,7 @@ def parser() -> argparse.ArgumentParser:
         help="fake: a declared one that answers in milliseconds")  # fmt: skip
     add("--tp", type=positive, default=1, metavar="N", help="tensor parallel size")
     add("--pp", type=positive, default=1, metavar="N", help="pipeline stages")
+    add("--dp", type=positive, default=1, metavar="N", help="data parallel size")
     add("--max-num-batched-tokens", dest="limit", type=positive, default=8192,
         metavar="N", help="rows per step at most (default: %(default)s)")  # fmt: skip
     add("--context", type=positive, default=0, metavar="N",
