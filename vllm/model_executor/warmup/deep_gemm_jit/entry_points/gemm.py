@@ -57,20 +57,38 @@ class FlashInferGemm(Gemm[Shape]):
     def call(self, operands: Operands, shape: Shape) -> None:
         """Make one call through FlashInfer's runner, in less memory than serving's.
 
-        The operator takes a workspace that also holds the weight, as if it were
-        bfloat16 and had to be quantized; the runner uses the part in front of that
-        alone (FlashInfer 0.7.2, ``gemm`` of fp8_blockscale_gemm.cu).
+        The operator's workspace also holds the weight, as if that were bfloat16 and
+        had to be quantized; the runner uses the part in front of it alone
+        (FlashInfer 0.7.2, ``gemm`` of fp8_blockscale_gemm.cu).
+
+        Raises:
+            ValueError: The block scale is not float32, or FlashInfer wants less than
+                A takes: its workspace has another form than is known here.
+
         """
         from flashinfer.gemm import gemm_base
 
         activation, _ = operands.a(shape.rows)
         weight, scale = operands.b
+        if scale.dtype != torch.float32:
+            raise ValueError(f"block scale is {scale.dtype}, FlashInfer reads float32")
         n, k = weight.shape
         runner = gemm_base.get_fp8_blockscale_gemm_runner_sm90()
         whole = runner.get_workspace_size(shape.rows, n, k)
-        of_weight = n * k + scale.element_size() * (-(-n // BLOCK) * -(-k // BLOCK))
-        # Twice: it counts the scales of these rows, and places them behind as many
-        # rows as it was ever asked for.
-        room = 2 * (whole - of_weight)
-        runner.configure_workspace(weight.new_empty(room, dtype=torch.uint8))
+        size = whole - _quantized_bytes(n, k, BLOCK)
+        needed = _quantized_bytes(-(-shape.rows // 4) * 4, k, 1)
+        if size < needed:
+            raise ValueError(
+                f"FlashInfer's workspace of {whole} bytes has no {needed} for A beside "
+                f"those of the weight"
+            )
+        # Held until the call is made: the runner has its address alone.
+        workspace = weight.new_empty(size, dtype=torch.uint8)
+        runner.configure_workspace(workspace)
         runner.run_gemm(activation, weight, operands.d(shape.rows), None, scale)
+
+
+def _quantized_bytes(rows: int, columns: int, block: int) -> int:
+    """Return the bytes of float8_e4m3fn and its float32 scales of (block, 128)."""
+    scales = -(-rows // block) * -(-columns // BLOCK)
+    return rows * columns + 4 * scales

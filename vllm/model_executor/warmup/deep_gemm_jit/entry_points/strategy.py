@@ -80,4 +80,4 @@ class Strategy(abc.ABC, Generic[SpecT, ShapeT, OperandsT]):
 
     @abc.abstractmethod
     def call(self, operands: OperandsT, shape: ShapeT) -> None:
-        """Make one call, as serving makes it."""
+        """Make one call that takes the kernels that serving's would."""
