@@ -41,7 +41,7 @@ class Answer:
     problem: str | None = None
 
 
-class Planner:
+class PlannerProcess:
     """A process on the stand-in device that calls DeepGEMM and builds nothing.
 
     Args:
@@ -176,7 +176,7 @@ class Planning:
         self._limit, self._linger = limit, linger
         self._wanted: dict[str, Mapping[str, Any]] = {}
         self._asked: set[str] = set()
-        self._planner: Planner | None = None
+        self._planner: PlannerProcess | None = None
         self._broken: str | None = None
         # Notes of another start; None is the planner's.
         self._old: dict[str | None, Refusal | None] = {None: store.refusal(None)}
@@ -246,13 +246,13 @@ class Planning:
             return
         self._heard = time.monotonic()
         try:
-            self._planner = Planner(self._context, self._library, self._environ)
+            self._planner = PlannerProcess(self._context, self._library, self._environ)
         except Unplannable as error:
             # Quickly found, and of this process's environment: others try.
             self._broken = str(error)
             self._end()
 
-    def _serve(self, planner: Planner) -> None:
+    def _serve(self, planner: PlannerProcess) -> None:
         for key, spec in {**self._wanted, **self._wishes()}.items():
             if key not in self._asked:
                 if not self._asked:
@@ -275,7 +275,7 @@ class Planning:
                 del wishes[key]
         return wishes
 
-    def _collect(self, planner: Planner) -> Iterator[Answer]:
+    def _collect(self, planner: PlannerProcess) -> Iterator[Answer]:
         try:
             answers = planner.read()
         except (ValueError, KeyError, TypeError) as error:

@@ -9,7 +9,7 @@ import pytest
 from vllm.model_executor.warmup.deep_gemm_jit.calls import Call, describe_failure
 from vllm.model_executor.warmup.deep_gemm_jit.left_out import LEFT_OUT
 from vllm.model_executor.warmup.deep_gemm_jit.plan import (
-    Outcome,
+    LayerOutcome,
     Plan,
     Registered,
     Skipped,
@@ -23,10 +23,10 @@ from vllm.model_executor.warmup.deep_gemm_jit.report.coverage import (
 from vllm.model_executor.warmup.deep_gemm_jit.report.document import to_json
 from vllm.model_executor.warmup.deep_gemm_jit.report.files import write_report
 from vllm.model_executor.warmup.deep_gemm_jit.report.values import (
-    Kernel,
     KernelState,
     Report,
     SpecResult,
+    TakenKernel,
 )
 from vllm.model_executor.warmup.deep_gemm_jit.spec import EntryPoint, GemmSpec, Target
 
@@ -35,7 +35,7 @@ from .specs import grouped_spec, linear_spec
 SPEC = linear_spec(576, 7168)
 
 
-def report(*outcomes: Outcome, calls: tuple[Call, ...] = ()) -> Report:
+def report(*outcomes: LayerOutcome, calls: tuple[Call, ...] = ()) -> Report:
     plan = Plan(outcomes, {})
     results = (SpecResult(SPEC, plan.layers_of(SPEC), calls),) if calls else ()
     return Report(plan, results, 8192, "relax", Target(9, 0, 132), 1.25)
@@ -122,7 +122,7 @@ FAILED = Call(192, 3.0, (), "nvcc exited with 1\nsecond line")
 def mixed() -> Report:
     """Two entry points, two families that share a shape, all that can go wrong."""
     layers = [f"layers.{i}.self_attn.qkv_proj" for i in range(3)]
-    outcomes: tuple[Outcome, ...] = (
+    outcomes: tuple[LayerOutcome, ...] = (
         *(Registered(name, (SPEC,)) for name in layers),
         Registered("layers.0.mlp.experts", (GROUPED,), adapter=True),
         Registered("layers.0.self_attn.o_proj", (SPEC,)),
@@ -189,7 +189,7 @@ def test_an_entry_point_that_no_layer_plans_is_not_said_to_be_unreached(
 
 def test_a_spec_lists_its_kernels() -> None:
     (first, second, loaded, failed) = mixed().results[0].kernels
-    assert first == Kernel("sm90_fp8_gemm.0a", KernelState.BUILT, 64, 2.0)
+    assert first == TakenKernel("sm90_fp8_gemm.0a", KernelState.BUILT, 64, 2.0)
     assert second.name == "transpose.0b"
     assert (loaded.name, loaded.state) == (None, KernelState.HIT)
     assert failed.state is KernelState.FAILED
@@ -210,7 +210,7 @@ def test_the_table_says_all_of_it() -> None:
 @pytest.mark.parametrize("silent", [1, 100])
 def test_the_table_fits_a_screen(layers: int, silent: int) -> None:
     long = "a.name.that.is.far.too.long.for.any.column.of.a.table.on.a.screen"
-    outcomes: list[Outcome] = [
+    outcomes: list[LayerOutcome] = [
         *(Registered(f"{long}.proj{i}", (SPEC,)) for i in range(layers)),
         *(Unregistered(f"{long}.silent{i}", "reason " * 40) for i in range(silent)),
     ]

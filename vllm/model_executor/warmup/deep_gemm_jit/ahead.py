@@ -79,10 +79,10 @@ class Ahead:
 
     def add_constructed(self, layers: Mapping[str, torch.nn.Module]) -> None:
         """Begin with what layers will run that are constructed and not loaded yet."""
-        from .plan import Registered, plan_unloaded
+        from .plan import Registered, plan_constructed
 
         new = [(name, each) for name, each in layers.items() if name not in self._heard]
-        plan = plan_unloaded(new, self.max_tokens)
+        plan = plan_constructed(new, self.max_tokens)
         self._heard |= {outcome.name for outcome in plan.select(Registered)}
         self.add(plan.specs, AT_CONSTRUCTION)
 
@@ -246,9 +246,10 @@ def _give_up(error: Exception) -> None:
 
 
 def _specs_in_forward_context(max_tokens: int) -> tuple[Spec, ...]:
-    """Return what the layers run that do not know it when they are constructed.
+    """Return what the layers run that did not say it when they were constructed.
 
-    The base's forward context holds attention layers and layers of experts.
+    The base's forward context holds attention layers (MLA's context, indexers) and
+    layers of experts, of which the last of a model has no kernel constructed after it.
     """
     from vllm.forward_context import get_forward_context, is_forward_context_available
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from . import engine
-from .adapters import adapt, adapt_unloaded
+from .adapters import adapt, adapt_constructed
 from .provider import (
     PROVIDER_ATTRIBUTE,
     NamesEntryPoints,
@@ -78,7 +78,7 @@ class Unregistered:
     entry_points: tuple[EntryPoint, ...] = ()
 
 
-Outcome = Registered | Skipped | Unregistered
+LayerOutcome = Registered | Skipped | Unregistered
 _OutcomeT = TypeVar("_OutcomeT", Registered, Skipped, Unregistered)
 
 
@@ -94,7 +94,7 @@ class Plan:
 
     """
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[LayerOutcome, ...]
     weights: Mapping[Spec, Weights | None]
     config: "VllmConfig | None" = None
 
@@ -146,7 +146,7 @@ def plan_layers(layers: Iterable[tuple[str, torch.nn.Module]], max_tokens: int) 
     return walk.plan
 
 
-def plan_unloaded(
+def plan_constructed(
     layers: Iterable[tuple[str, torch.nn.Module]], max_tokens: int
 ) -> Plan:
     """Ask these layers what they will run once they are loaded.
@@ -164,7 +164,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.seen: set[torch.nn.Module] = set()
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[LayerOutcome] = []
         self.weights: dict[Spec, Weights | None] = {}
         self.config: VllmConfig | None = None
         self._kernels: list[Any] = []
@@ -192,7 +192,12 @@ class _Walk:
     def visit_constructed(
         self, name: str, module: torch.nn.Module, max_tokens: int
     ) -> None:
-        for provider in adapt_unloaded(module):
+        try:
+            providers = adapt_constructed(module)
+        # Engine start: what is wrong with it is said when it is loaded.
+        except Exception:
+            return
+        for provider in providers:
             speaker = _Speaker(provider, adapter=True)
             self._take(*_ask(speaker, name, module, max_tokens))
 
@@ -207,7 +212,7 @@ class _Walk:
         for number, kernel in enumerate(engine.unloaded(self.config, self._kernels)):
             self._take(_ask_unloaded(kernel, number, max_tokens), None)
 
-    def _take(self, outcome: Outcome, operands: Weights | None) -> None:
+    def _take(self, outcome: LayerOutcome, operands: Weights | None) -> None:
         self.outcomes.append(outcome)
         if isinstance(outcome, Registered):
             for spec in outcome.specs:
@@ -253,7 +258,7 @@ def _bypassed_reason(kernel: object) -> str:
     )
 
 
-def _ask_unloaded(kernel: Any, number: int, max_tokens: int) -> Outcome:
+def _ask_unloaded(kernel: Any, number: int, max_tokens: int) -> LayerOutcome:
     n, k = kernel.config.weight_shape
     name = f"N={n} K={k} beside the model.{number}"
     reason = _bypassed_reason(kernel.dispatcher or kernel)
@@ -274,7 +279,7 @@ def _is_stale(stamped: WarmupProvider, module: torch.nn.Module) -> bool:
 
 def _ask(
     speaker: _Speaker, name: str, module: torch.nn.Module, max_tokens: int
-) -> tuple[Outcome, Weights | None]:
+) -> tuple[LayerOutcome, Weights | None]:
     provider = speaker.provider
     if not isinstance(provider, WarmupProvider):
         return Unregistered(
@@ -301,7 +306,7 @@ def _ask(
 
 def _left_out(
     name: str, speaker: _Speaker, answer: Rejected, module: torch.nn.Module
-) -> Outcome:
+) -> LayerOutcome:
     known = _entry_points(speaker.provider, module)
     if speaker.bypassed is None:
         return Skipped(name, answer.reason, known)
@@ -338,7 +343,7 @@ def _describe(speaker: object, error: Exception) -> str:
     return f"{type(speaker).__name__} raised {type(error).__name__}: {error}"
 
 
-def _describe_silent(name: str, module: torch.nn.Module) -> Outcome | None:
+def _describe_silent(name: str, module: torch.nn.Module) -> LayerOutcome | None:
     """Say what a layer for which nobody speaks is, or None if it is not ours."""
     kernels = linear_kernels(module)
     if kernels and getattr(module, "weight_block_size", None) is not None:

@@ -28,6 +28,6 @@ def adapt(module: torch.nn.Module) -> list[WarmupProvider]:
     return [provider for ask in _ADAPTERS for provider in ask(module)]
 
 
-def adapt_unloaded(module: torch.nn.Module) -> list[WarmupProvider]:
+def adapt_constructed(module: torch.nn.Module) -> list[WarmupProvider]:
     """Return the providers that know what ``module`` runs before it is loaded."""
-    return experts.adapt_unloaded(module)
+    return experts.adapt_constructed(module)

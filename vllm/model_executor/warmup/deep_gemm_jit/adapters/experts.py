@@ -37,7 +37,7 @@ def adapt(module: torch.nn.Module) -> list[WarmupProvider]:
     return [GroupedExperts(experts, weight, counted) for weight in ExpertWeight]
 
 
-def adapt_unloaded(module: torch.nn.Module) -> list[WarmupProvider]:
+def adapt_constructed(module: torch.nn.Module) -> list[WarmupProvider]:
     """Return a provider for each weight that DeepGEMM's experts will have.
 
     They say what they will run once they are loaded, if that is known: their method

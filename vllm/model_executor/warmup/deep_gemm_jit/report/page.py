@@ -7,7 +7,7 @@ import jinja2
 from ..left_out import by_reason
 from .coverage import Tally, summarize
 from .text import notices, problems, summary
-from .values import Kernel, KernelState, Report
+from .values import KernelState, Report, TakenKernel
 
 # Of very many kernels the slowest are shown; the JSON report has them all.
 _MOST_KERNELS = 500
@@ -51,7 +51,7 @@ def _describe(tally: Tally) -> str:
 
 
 def _builds(report: Report) -> list[_Build]:
-    built: list[tuple[str, Kernel]] = [
+    built: list[tuple[str, TakenKernel]] = [
         (f"{result.spec.entry_point} {result.spec.shape}", kernel)
         for result in report.results
         for kernel in result.kernels

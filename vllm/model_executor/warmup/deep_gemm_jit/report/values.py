@@ -17,7 +17,7 @@ class KernelState(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
+class TakenKernel:
     """A kernel that a spec needs.
 
     Attributes:
@@ -66,7 +66,7 @@ class SpecResult:
         return tuple(name for call in self.calls for name in call.built)
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[TakenKernel, ...]:
         """What its calls took, in their order."""
         return tuple(kernel for call in self.calls for kernel in _kernels_of(call))
 
@@ -140,10 +140,11 @@ class Report:
         return tuple(dict.fromkeys(t.sm_count for t in targets if t is not None))
 
 
-def _kernels_of(call: Call) -> list[Kernel]:
+def _kernels_of(call: Call) -> list[TakenKernel]:
     """Return what ``call`` built; else the one that it found, or that failed."""
     kernels = [
-        Kernel(name, KernelState.BUILT, call.rows, call.seconds) for name in call.built
+        TakenKernel(name, KernelState.BUILT, call.rows, call.seconds)
+        for name in call.built
     ]
     if call.failure is not None:
         state = KernelState.FAILED
@@ -151,4 +152,4 @@ def _kernels_of(call: Call) -> list[Kernel]:
         state = KernelState.HIT
     else:
         return kernels
-    return [*kernels, Kernel(None, state, call.rows, call.seconds, call.failure)]
+    return [*kernels, TakenKernel(None, state, call.rows, call.seconds, call.failure)]
