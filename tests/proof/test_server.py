@@ -29,13 +29,30 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         assert server.free_port() != port
 
 
-@pytest.mark.parametrize("text", ["1024\t65535\n", "", None])
-def test_without_ports_of_its_own_any_free_one_is_taken(
+def test_without_ports_of_its_own_the_system_s_are_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "range"
+    path.write_text("1024\t65535\n")
+    monkeypatch.setattr(server, "_SYSTEM_PORTS", path)
+    drawn: list[int] = []
+
+    def sample(ports: range, k: int) -> list[int]:
+        drawn.append(k)
+        return list(ports)[:k]
+
+    monkeypatch.setattr(server.random, "sample", sample)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", server.free_port()))
+    assert drawn == [0]
+
+
+@pytest.mark.parametrize("text", ["", "many", None])
+def test_where_the_system_does_not_say_its_ports_they_are_those_of_linux(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
 ) -> None:
     path = tmp_path / "range"
     if text is not None:
         path.write_text(text)
     monkeypatch.setattr(server, "_SYSTEM_PORTS", path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", server.free_port()))
+    assert server.FIRST_PORT <= server.free_port() < server.LAST_PORT

@@ -16,6 +16,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.plan import (
     Registered,
     Skipped,
     make_plan,
+    plan_constructed,
 )
 from vllm.model_executor.warmup.deep_gemm_jit.spec import (
     EntryPoint,
@@ -144,7 +145,31 @@ def test_experts_that_learn_how_many_tokens_each_got_are_told_apart(
         type(name, (type(sender),), {})(),
     )
     plan = make_plan(torch.nn.ModuleList([layer]), LIMIT)
-    assert all(spec.routing.counted for spec in gemms(plan.specs) if spec.routing)
+    assert [s.routing and s.routing.counted for s in gemms(plan.specs)] == [True, True]
+
+
+@pytest.mark.parametrize("kernels", ["use_deepep_ht_kernels", "use_deepep_v2_kernels"])
+def test_experts_that_will_learn_it_are_told_apart_before_they_are_loaded(
+    experts: Made, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """By the engine's config, which decides on the sender (all2all_utils.py)."""
+    layer: Any = experts("deep_gemm")
+    named = [("experts", layer)]
+    loaded = make_plan(torch.nn.ModuleList([layer]), LIMIT).specs
+    assert plan_constructed(named, LIMIT).specs == loaded
+    config = type(layer._quant_method.moe)
+    monkeypatch.setattr(config, kernels, property(lambda _: True))
+    plan = plan_constructed(named, LIMIT)
+    assert [s.routing and s.routing.counted for s in gemms(plan.specs)] == [True, True]
+
+
+def test_a_method_that_lacks_what_is_asked_is_no_reason_to_stop(
+    experts: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another package's may choose DeepGEMM's experts as well."""
+    layer: Any = experts("deep_gemm")
+    monkeypatch.delattr(layer._quant_method, "weight_block_size")
+    assert plan_constructed([("experts", layer)], LIMIT).outcomes == ()
 
 
 def test_the_senders_that_count_are_those_of_the_base() -> None:

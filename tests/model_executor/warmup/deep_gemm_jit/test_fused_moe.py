@@ -192,6 +192,10 @@ def test_the_operator_gets_what_serving_gives_it(
         )
     tokens, top_k = 7, 2
     experts = layer._quant_method.moe_kernel.impl.fused_experts
+    # One of several ranks: a rank that is left out shows.
+    for name, value in {"tp": (1, 2), "ep": (3, 8)}.items():
+        for part, number in zip(("rank", "size"), value, strict=True):
+            monkeypatch.setattr(experts, f"{name}_{part}", number)
     routed = layer.routed_experts
     hidden = torch.zeros(tokens, 512, dtype=torch.bfloat16, device=device)
     experts.apply(

@@ -132,6 +132,7 @@ def swept(
 @pytest.mark.parametrize(
     "case",
     [
+        pytest.param(Case(132, ("small k", "metadata")), id="few"),
         pytest.param(Case(132, tuple(SPECS)), id="132", marks=pytest.mark.slow),
         pytest.param(Case(78, tuple(SPECS)), id="78", marks=pytest.mark.slow),
     ],

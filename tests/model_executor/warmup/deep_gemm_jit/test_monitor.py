@@ -233,6 +233,11 @@ def publish(cache: KernelCache, name: str) -> None:
     (cache.folder / name / cache.marker).touch()
 
 
+def run_compiler() -> None:
+    """Take long, and have had a child that worked, as a call with a compiler has."""
+    subprocess.run(["sleep", "0.1"], check=True)
+
+
 def slow(nanoseconds: int = 2 * monitor._SLOW_NS) -> None:
     time.sleep(nanoseconds / 1e9)
 
@@ -249,7 +254,7 @@ def test_flashinfer_is_watched_where_vllm_calls_it(
 
     def build(**operands: Any) -> torch.Tensor:
         publish(cache, "fp8_gemm_kernel_swapAB")
-        subprocess.run(["sleep", "0.1"], check=True)
+        run_compiler()
         rows, columns = operands["input"].shape[0], operands["weight"].shape[0]
         return torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda")
 
@@ -273,7 +278,7 @@ def test_a_slow_call_that_built_nothing_is_none_of_ours(
 ) -> None:
     """Another process added an entry before, an old one is found late."""
     cache = deep_gemm(tmp_path)
-    watched = monitor.watch(slow, "x", monitor.Monitor((cache,), None, GRAPHS))
+    watched = monitor.watch(run_compiler, "x", monitor.Monitor((cache,), None, GRAPHS))
     publish(cache, "early")
     marker = cache.folder / "early" / cache.marker
     os.utime(marker, ns=(0, time.time_ns() - 10 * monitor._TICK_NS))
@@ -292,7 +297,7 @@ def test_what_another_process_builds_during_a_slow_call_is_none_of_ours(
 
     def call(*, compiles: bool) -> None:
         publish(cache, f"kernel{compiles}")
-        subprocess.run(["sleep", "0.1"], check=True) if compiles else slow()
+        run_compiler() if compiles else slow()
 
     watched = monitor.watch(call, "x", monitor.Monitor((cache,), None, GRAPHS))
     serve("error")
@@ -304,11 +309,14 @@ def test_what_another_process_builds_during_a_slow_call_is_none_of_ours(
 
 def test_a_quick_call_is_not_looked_at(
     serve: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
     caplog_vllm: pytest.LogCaptureFixture,
 ) -> None:
     cache = deep_gemm(tmp_path)
-    watched = monitor.watch(publish, "x", monitor.Monitor((cache,), None, GRAPHS))
+    watcher = monitor.Monitor((cache,), None, GRAPHS)
+    monkeypatch.setattr(watcher, "_compiled", lambda: True)
+    watched = monitor.watch(publish, "x", watcher)
     serve()
     watched(cache, "kernel")
     assert "JIT" not in caplog_vllm.text
