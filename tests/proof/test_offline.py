@@ -336,29 +336,39 @@ def test_killed_while_vllm_is_asked_the_same_command_goes_on(
     assert list(Manifest.read(out).problems(out)) == []
 
 
+STAGES = ("--pipeline-parallel-size=2",)
+# Of experts that get the tokens of both.
+ENGINES = (
+    "--data-parallel-size=2",
+    "--enable-expert-parallel",
+    "--moe-backend=deep_gemm",
+)
+
+
 @pytest.mark.parametrize(
-    "ranks",
+    ("name", "ranks"),
     [
-        pytest.param((), marks=pytest.mark.slow),
-        pytest.param(("--pipeline-parallel-size=2",), marks=pytest.mark.long),
+        pytest.param(SMALL.name, (), marks=pytest.mark.slow),
+        pytest.param(SMALL.name, STAGES, marks=pytest.mark.long),
+        pytest.param("qwen3-30b-a3b-fp8", ENGINES, marks=pytest.mark.long),
     ],
 )
 def test_verify_boots_the_engine_and_says_what_is_missing(
-    verb: Verb, tmp_path: Path, ranks: tuple[str, ...]
+    verb: Verb, tmp_path: Path, name: str, ranks: tuple[str, ...]
 ) -> None:
     """G54, G55: a full folder is enough; one kernel less is named before serving."""
-    out = tmp_path / "out"
+    out, model = tmp_path / "out", MODELS / name
     arguments = ("--enforce-eager", "--max-num-batched-tokens=64", *ranks)
-    done = verb("compile", SMALL, "--output", out, *arguments)
+    done = verb("compile", model, "--output", out, *arguments)
     assert done.returncode == 0, done.stderr
     kernels = sorted(Manifest.read(out).kernels)
-    done = verb("verify", out, SMALL, *arguments)
+    done = verb("verify", out, model, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(f"{out}: {len(kernels)} kernels found, 0 built\n")
     assert "manifest: " not in done.stdout
 
     shutil.rmtree(out / "cache" / kernels[0])
-    done = verb("verify", out, SMALL, *arguments)
+    done = verb("verify", out, model, *arguments)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"manifest: {kernels[0]}: missing" in done.stdout
     assert done.stdout.endswith(f"{len(kernels) - 1} kernels found, 1 built\n")
