@@ -6,6 +6,7 @@ cache folder of its own, forked before the device is touched: DeepGEMM remembers
 has loaded. Prints a JSON list of what became of each.
 """
 
+import functools
 import gc
 import json
 import os
@@ -19,7 +20,7 @@ from vllm.model_executor.warmup.deep_gemm_jit.spec import GemmSpec, spec_from_js
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[4]))
-from tests.model_executor.children import in_child
+from tests.model_executor.children import in_children
 
 Weights = tuple[torch.Tensor, torch.Tensor]
 
@@ -81,16 +82,14 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     root = pathlib.Path(os.environ["DG_JIT_CACHE_DIR"])
-    results = []
-    for number, case in enumerate(json.loads(sys.argv[1])):
-        cache = root / str(number)
 
-        def answer(case: dict[str, Any] = case, cache: pathlib.Path = cache) -> Any:
-            os.environ.update(case["environ"], DG_JIT_CACHE_DIR=str(cache))
-            return run(case)
+    def answer(case: dict[str, Any], cache: pathlib.Path) -> dict[str, Any]:
+        os.environ.update(case["environ"], DG_JIT_CACHE_DIR=str(cache))
+        return run(case)
 
-        results.append(in_child(cache, answer))
-    print(json.dumps(results))
+    caches = [(root / str(n), case) for n, case in enumerate(json.loads(sys.argv[1]))]
+    jobs = [(cache, functools.partial(answer, case, cache)) for cache, case in caches]
+    print(json.dumps(in_children(jobs, at_once=1)))
 
 
 if __name__ == "__main__":

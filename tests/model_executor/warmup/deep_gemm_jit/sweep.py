@@ -5,6 +5,7 @@ process and a cache folder of its own, forked before the device is touched, beca
 DeepGEMM remembers what it has loaded and one case would hide what another lacks.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -18,7 +19,7 @@ from vllm.utils import deep_gemm as deep_gemm_utils
 from vllm_deep_gemm_warmup.kernel_caches import read_kernel_caches
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[4]))
-from tests.model_executor.children import in_child
+from tests.model_executor.children import in_children
 
 
 def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
@@ -50,16 +51,16 @@ def run(case: dict[str, Any], *, sweep_first: bool) -> dict[str, Any]:
 def main() -> None:
     request = json.loads(sys.argv[1])
     root = pathlib.Path(os.environ["DG_JIT_CACHE_DIR"])
-    results = []
-    for number, case in enumerate(request["cases"]):
-        cache = root / str(number)
 
-        def answer(case: dict[str, Any] = case, cache: pathlib.Path = cache) -> Any:
-            os.environ["DG_JIT_CACHE_DIR"] = str(cache)
-            return run(case, sweep_first=request["sweep_first"])
+    def answer(case: dict[str, Any], cache: pathlib.Path) -> dict[str, Any]:
+        os.environ["DG_JIT_CACHE_DIR"] = str(cache)
+        return run(case, sweep_first=request["sweep_first"])
 
-        results.append(in_child(cache, answer))
-    print(json.dumps(results))
+    caches = [
+        (root / str(number), case) for number, case in enumerate(request["cases"])
+    ]
+    jobs = [(cache, functools.partial(answer, case, cache)) for cache, case in caches]
+    print(json.dumps(in_children(jobs)))
 
 
 if __name__ == "__main__":

@@ -178,10 +178,18 @@ def test_the_estimate_and_its_warning_come_before_the_first_build(
     cache = kernel_caches.deep_gemm(tmp_path / "cache")
     built = len(cache.entries())
     assert answer["all"] == built > 2
-    (line,) = [line for line in answer["said"] if "kernels to build" in line]
-    assert re.match(rf"DeepGEMM warmup: {built} kernels to build, 2 at a time, ", line)
-    assert answer["warned"] == ([line] if warns else [])
-    assert ("VLLM_ENGINE_READY_TIMEOUT_S" in line) == warns
+    # Several where the machine is so busy that a shape is heard of late.
+    lines = [line for line in answer["said"] if "kernels to build" in line]
+    counts = []
+    for line in lines:
+        found = re.match(
+            r"DeepGEMM warmup: (\d+) kernels to build, 2 at a time, ", line
+        )
+        assert found, line
+        counts.append(int(found[1]))
+        assert ("VLLM_ENGINE_READY_TIMEOUT_S" in line) == warns
+    assert counts[0] <= built <= sum(counts)
+    assert answer["warned"] == (lines if warns else [])
 
 
 @pytest.fixture

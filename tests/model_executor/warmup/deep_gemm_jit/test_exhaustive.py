@@ -303,7 +303,7 @@ def sweep(
         pytest.param(FEW, False, id="few-missing"),
         pytest.param(FEW, True, id="few-unneeded", marks=pytest.mark.slow),
         pytest.param(ALL, False, id="all-missing", marks=pytest.mark.slow),
-        pytest.param(ALL, True, id="all-unneeded", marks=pytest.mark.slow),
+        pytest.param(ALL, True, id="all-unneeded", marks=pytest.mark.long),
         pytest.param(MORE, False, id="more-missing", marks=pytest.mark.long),
         pytest.param(MORE, True, id="more-unneeded", marks=pytest.mark.long),
         pytest.param(
