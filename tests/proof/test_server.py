@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 from vllm_deep_gemm_warmup.proof import server
 
-SYSTEM_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
-
-def test_the_system_gives_the_port_to_nobody() -> None:
-    first, last = map(int, SYSTEM_PORTS.read_text().split())
-    if first <= server.FIRST_PORT:
-        pytest.skip(f"the system gives ports from {first} on")
+@pytest.mark.parametrize("first", [32768, 20010])
+def test_the_system_gives_the_port_to_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: int
+) -> None:
+    path = tmp_path / "range"
+    path.write_text(f"{first}\t60999\n")
+    monkeypatch.setattr(server, "_SYSTEM_PORTS", path)
     for _ in range(50):
         port = server.free_port()
-        assert not first <= port <= last
+        assert server.FIRST_PORT <= port < first
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
 
